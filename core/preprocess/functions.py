@@ -1,6 +1,6 @@
 """User functions: references to them, the processor that applies one, and fingerprints of their code.
 
-A fingerprint is a digest of a function's code and of what it uses, equal in every process.
+A fingerprint is a digest of a function's code and of everything that the code refers to. It is equal in every process.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import copyreg
 import functools
 import hashlib
 import importlib
@@ -55,19 +56,24 @@ def fingerprint_of(function: Any) -> str:
     """Return a digest of a callable's code, constants, defaults, closure and the globals that it uses, without calling
     it.
 
-    For classes, also of objects, it covers methods, attributes and base classes; classes of installed packages
-    are identified by name. Equal code and data give equal fingerprints in every process. Changes in C code, in modules
-    that it uses, and in objects whose data is not in their attributes are not noticed.
+    Classes, and the classes of objects, are digested with their methods, attributes and base classes; classes of
+    installed packages only by their names. Equal code and data give equal fingerprints in every process. The digest
+    does not reflect changes in C code, in modules that the code uses, or in objects that cannot be pickled and keep
+    their data outside of their attributes.
     """
     return _Digests().of(function).hex()
 
 
 class _Digests:
-    """Digests of values by their contents; each value is visited once, and cycles end where they close."""
+    """Digests of values by their contents. Each value is visited once.
+
+    A reference from a value to itself or to one that contains it is digested as the depth of that value, which ends the
+    recursion.
+    """
 
     def __init__(self) -> None:
-        self._done: dict[int, tuple[Any, bytes]] = {}  # with the value, so that its id stays unique
-        self._open: list[Any] = []
+        self._done: dict[int, tuple[Any, bytes]] = {}  # keeps a reference to the value, so that its id stays unique
+        self._open: list[Any] = []  # the values that contain the current one, outermost first
 
     def of(self, value: Any) -> bytes:
         """Return the digest of a value."""
@@ -101,7 +107,10 @@ class _Raw(bytes):
 
 
 def _contents(value: Any) -> Iterator[Any]:
-    """Yield the contents of a value, values or raw bytes, by its exact type: methods of subclasses are user code."""
+    """Yield the values and raw bytes that a value consists of.
+
+    The exact type decides: a subclass may override the methods that are called here with user code.
+    """
     kind = type(value)
     if kind is types.CodeType:
         yield from (value.co_code, value.co_consts, value.co_names, value.co_varnames, value.co_flags)
@@ -137,7 +146,7 @@ def _contents(value: Any) -> Iterator[Any]:
 
 
 def _globals_of(code: types.CodeType, known: dict[str, Any]) -> Iterator[Any]:
-    """Yield the globals that a function, or one inside it, uses."""
+    """Yield the names and values of the globals that a function and the functions inside it use."""
     for name in code.co_names:
         if name in known:
             yield from (name, known[name])
@@ -148,7 +157,7 @@ def _globals_of(code: types.CodeType, known: dict[str, Any]) -> Iterator[Any]:
 
 _NOT_OF_THE_CODE = {
     "__abstractmethods__", "__annotate_func__", "__annotations__", "__annotations_cache__", "__dict__", "__doc__",
-    "__firstlineno__", "__module__", "__static_attributes__", "__weakref__", "_abc_impl",
+    "__firstlineno__", "__module__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl",
 }  # fmt: skip
 
 
@@ -161,11 +170,11 @@ def _class(kind: type) -> Iterator[Any]:
     for name, item in sorted(vars(kind).items()):  # decorators may add methods in the order of a set
         if name not in _NOT_OF_THE_CODE:
             function: Any = item.fget if type(item) is property else getattr(item, "__func__", item)
-            yield from (name, function.__qualname__ if _is_of_a_package(function) else item)
+            yield from (name, function.__qualname__ if _comes_from_package(function) else item)
 
 
-def _is_of_a_package(function: Any) -> bool:
-    """Whether it is a function that a decorator or a base class of an installed package added."""
+def _comes_from_package(function: Any) -> bool:
+    """Whether a decorator or a base class of an installed package added this function to a class."""
     if not isinstance(function, types.FunctionType):
         return False
     return _is_installed(function.__globals__.get("__name__", "")) or _in_packages(function.__code__.co_filename)
@@ -173,7 +182,7 @@ def _is_of_a_package(function: Any) -> bool:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Whether a module is of Python, of this package or of another installed one, and not of the user's own files."""
+    """Whether a module belongs to Python, to this package or to another installed package, not to the user's files."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
         return True
@@ -185,19 +194,46 @@ def _in_packages(file: str) -> bool:
 
 
 def _object(value: Any) -> Iterator[Any]:
-    """Yield an object's type, its `__call__` and the object's attributes; of a tensor on the CPU its elements."""
+    """Yield the type, the `__call__`, the attributes and other data of an object; for a dense tensor, its elements."""
     kind = type(value)
-    if (kind.__module__, kind.__name__) in _TENSORS and value.device.type == "cpu" and not value.is_sparse:
+    if (kind.__module__, kind.__name__) in _TENSORS and value.device.type != "meta" and not value.is_sparse:
         yield from (str(value.dtype), tuple(value.shape))
-        bits = value.detach().contiguous().resolve_conj().resolve_neg().view(-1).view(sys.modules["torch"].uint8)
-        yield _Raw(bits.numpy().tobytes())
+        bits = value.detach().cpu().contiguous().resolve_conj().resolve_neg().view(-1)
+        yield _Raw(bits.view(sys.modules["torch"].uint8).numpy().tobytes())
         return
     yield kind
     yield from (vars(base).get("__call__") for base in kind.__mro__[:-1])
     try:
-        yield object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        yield None
+        attributes = None
+    yield attributes
+    if not attributes:
+        yield from _reduced(value)
+
+
+_REDUCERS = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__", "__getnewargs__")
+
+
+def _reduced(value: Any) -> Iterator[Any]:
+    """Yield the data that an object has outside of its attributes, such as slots and the items of containers.
+
+    These are the parts that pickle would store. Methods of users are not called: an object whose class defines how it
+    is pickled has no such data.
+    """
+    kind = type(value)
+    methods = (vars(base).get(name) for base in kind.__mro__ for name in _REDUCERS)
+    if any(isinstance(method, types.FunctionType) and not _comes_from_package(method) for method in methods):
+        return
+    try:
+        reduce = copyreg.dispatch_table.get(kind)
+        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
+    except Exception:  # an object that cannot be pickled, such as a lock
+        return
+    if isinstance(found, tuple):
+        yield from (list(part) if isinstance(part, Iterator) else part for part in found[1:])
+    else:
+        yield found
 
 
 Loaded: TypeAlias = Callable[[Any], Any]
@@ -219,7 +255,7 @@ class ChunkFunction(ABC):
         return {}
 
     def fingerprint(self) -> str:
-        """A digest that differs between functions of one name and without `inputs`; else empty."""
+        """A digest of the code of a function that `inputs` does not cover; empty for all others."""
         return ""
 
     def user_modules(self) -> frozenset[str]:
@@ -233,7 +269,7 @@ class ChunkFunction(ABC):
 
 @dataclass(frozen=True, slots=True)
 class FileFunction(ChunkFunction):
-    """`FILE.py:NAME`. Each load runs the file, with its folder on the import path."""
+    """A function that is named `FILE.py:NAME`. Each load runs the file, with its folder on the import path."""
 
     path: Path
     name: str
@@ -245,7 +281,7 @@ class FileFunction(ChunkFunction):
     def inputs(self) -> dict[str, str]:
         """Digests of the file and of the files below its folder that its import statements reach.
 
-        Changes elsewhere are not noticed: imports by other means (`importlib.import_module`, a changed `sys.path`),
+        They do not cover modules that are imported by other means (`importlib.import_module`, a changed `sys.path`),
         installed modules, and files that the function reads.
         """
         files = (self.path, *imported_modules(self.path).values())
@@ -273,7 +309,10 @@ class FileFunction(ChunkFunction):
 
 @dataclass(frozen=True, slots=True)
 class ModuleFunction(ChunkFunction):
-    """`module:name`, of an installed module or one in `folder`, from which nothing else is imported."""
+    """A function that is named `module:name`. The module is installed or in `folder`.
+
+    No other module is imported from `folder`.
+    """
 
     module: str
     name: str
@@ -319,7 +358,7 @@ class GivenFunction(ChunkFunction):
         return self.function
 
     def fingerprint(self) -> str:
-        """A digest of the function's code and its values, see `fingerprint_of`."""
+        """The fingerprint of the function, see `fingerprint_of`."""
         return fingerprint_of(self.function)
 
     def portable(self) -> ChunkFunction:
@@ -334,19 +373,20 @@ class GivenFunction(ChunkFunction):
 
 @dataclass(frozen=True, slots=True)
 class PickledFunction(ChunkFunction):
-    """A callable that this run has pickled for its workers."""
+    """A callable that this run has pickled for its workers, with the fingerprint that it had."""
 
     label: str
     data: bytes
-    made_of: str = ""
+    digest: str = ""
 
     def fingerprint(self) -> str:
         """The fingerprint of the callable."""
-        return self.made_of
+        return self.digest
 
     def load(self) -> Loaded:
         try:
-            function: Loaded = pickle.loads(self.data)  # safe: from `GivenFunction.portable` in the parent, no file
+            # Safe: the bytes come from `GivenFunction.portable` in the parent process, not from a file.
+            function: Loaded = pickle.loads(self.data)
         except Exception as error:
             raise UsageError(
                 f"{self.label} does not load in a worker process: {error_text(error)}", hint=_IN_PROCESS
@@ -355,12 +395,12 @@ class PickledFunction(ChunkFunction):
 
 
 class CloudpickleWrapper:
-    """A function that can be pickled whatever it is, a lambda or one with a closure: its code is pickled with it.
+    """Makes a function picklable, even a lambda or a closure, so that it can be sent to another process.
 
-    So it can be passed to another process. It is called like the function. The name is TorchRL's.
+    The code of the function is pickled with it. The wrapper is called like the function. The name is TorchRL's.
 
     Args:
-        fn: the function; a wrapper is returned as it is.
+        fn: the function. A wrapper is returned unchanged.
 
     >>> import pickle
     >>> pickle.loads(pickle.dumps(CloudpickleWrapper(lambda number: number + 1)))(2)
@@ -386,13 +426,13 @@ class CloudpickleWrapper:
 
 
 def _unwrapped(kind: type[CloudpickleWrapper], data: bytes) -> CloudpickleWrapper:
-    return kind(pickle.loads(data))  # safe: only called by a pickle, which the user has chosen to load
+    return kind(pickle.loads(data))  # safe: only called while the user loads a pickle, which may run any code anyway
 
 
 def find_function(function: Loaded | str) -> ChunkFunction:
-    """Return the reference for a callable, `FILE.py:NAME` or `module:name`, without running user code.
+    """Return a reference to a callable, or to a function named `FILE.py:NAME` or `module:name`.
 
-    UsageError for anything else and for a missing file.
+    No user code runs. UsageError for anything else and for a missing file.
     """
     if callable(function):
         return GivenFunction(function)
@@ -435,11 +475,14 @@ def _near(part: str, known: Mapping[str, Any]) -> str:
 class FunctionProcessor(Processor):
     """Applies a user function in one of three units.
 
-    `step`: K rows, `[K]`, to any number of rows. `row`: one row, `[]`, to one row. `episode`: a whole episode, `[T]`,
-    to any number of rows. `vmap` is for unit `row`: True calls the function once for all rows of a block with
-    `torch.vmap`, False calls it row by row, None decides that with `probe`.
+    - `step`: the function takes K rows, `[K]`, and returns any number of rows.
+    - `row`: it takes one row, `[]`, and returns one row.
+    - `episode`: it takes a whole episode, `[T]`, and returns any number of rows.
 
-    UsageError for an unknown unit and for `vmap` with another unit than `row`.
+    `vmap` is for unit `row`. True: `torch.vmap` calls the function once for all rows of a block. False: the function is
+    called row by row. None: `probe` decides between the two.
+
+    UsageError for an unknown unit, and for `vmap` with another unit than `row`.
     """
 
     function: ChunkFunction
@@ -480,7 +523,7 @@ class FunctionProcessor(Processor):
         return self.function.inputs()
 
     def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
-        """Which element types the function changed, often unintended: a factor of float64 is enough."""
+        """Name the leaves whose element type the function changed: often by accident, as by a factor in float64."""
         before = {one.key: one.dtype for one in fields}
         changed = [
             f"{one.name} from {before[one.key]} to {one.dtype}"
@@ -502,7 +545,7 @@ class FunctionProcessor(Processor):
         return replace(self, function=self.function.portable())
 
     def user_modules(self) -> frozenset[str]:
-        """Top-level names of the modules next to the function's file that each run imports again."""
+        """Top-level names of the modules next to the function's file, which each run imports anew."""
         return self.function.user_modules()
 
     def with_probe(self, answer: bool) -> Processor:
@@ -519,10 +562,10 @@ _INSTALLED = frozenset(("dist-packages", "site-packages"))
 
 
 def imported_modules(path: Path) -> dict[str, Path]:
-    """Return the modules below the folder of `path` that its import statements reach, also indirectly; none is run.
+    """Return the modules below the folder of `path` that its import statements reach, directly or indirectly.
 
-    Statements inside functions count too. Names are looked up in that folder only, as if it were first on the import
-    path. Imports by other means than a statement are not found.
+    No module is run. Statements inside functions count too. Names are looked up in that folder only, as if it were
+    first on the import path. Modules that are imported without a statement are not found.
     """
     folder, found, left = path.parent, {}, [(path, "")]
     looked_up: dict[str, ModuleSpec | None] = {}
@@ -537,7 +580,7 @@ def imported_modules(path: Path) -> dict[str, Path]:
 
 
 def _imports_of(file: Path, package: str) -> Iterator[str]:
-    """Yield the dotted names that the statements of a file may import; none for an invalid file."""
+    """Yield the dotted names that the import statements of a file may import; none for an invalid file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return
     try:
@@ -564,7 +607,7 @@ def _base(node: ast.ImportFrom, package: str) -> str:
 
 
 def _resolve(name: str, folder: Path, looked_up: dict[str, ModuleSpec | None]) -> Iterator[ModuleSpec]:
-    """Yield the modules that importing a dotted name runs, outermost first; `*` is any submodule."""
+    """Yield the modules that run when a dotted name is imported, outermost first. A part `*` is any submodule."""
     places, full = [str(folder)], ""
     for part in name.split("."):
         names = _submodules(places) if part == "*" else [part]
@@ -590,9 +633,10 @@ def _submodules(places: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def only_from(folder: Path, name: str) -> Iterator[None]:
-    """Import the module or package of one top-level name, and no other, from a folder as if it were first on the path.
+    """Let imports find one top-level module or package in a folder, as if the folder were first on the import path.
 
-    With the folder on the import path, later imports of `json` or `torch` would find its `json.py` or `torch.py`.
+    If the whole folder were on the import path, later imports of `json` or `torch` would find a `json.py` or `torch.py`
+    in it.
     """
     finders = _OneModule(name, folder, regular=True), _OneModule(name, folder, regular=False)
     importlib.invalidate_caches()
@@ -606,6 +650,8 @@ def only_from(folder: Path, name: str) -> Iterator[None]:
 
 
 class _OneModule(MetaPathFinder):
+    """Finds one top-level name in a folder: modules and packages if `regular`, else folders without `__init__.py`."""
+
     def __init__(self, name: str, folder: Path, *, regular: bool) -> None:
         self._name = name
         self._folder = str(folder)
@@ -621,9 +667,9 @@ class _OneModule(MetaPathFinder):
 
 
 class FreshModules:
-    """Unloads modules of these top-level names, so that a run imports them again; `restore` undoes that.
+    """Unloads the modules below some top-level names, so that a run imports them again.
 
-    It also restores the import path. Installed modules and this package stay loaded.
+    `restore` puts back the unloaded modules and the import path. Installed modules and this package stay loaded.
     """
 
     def __init__(self, roots: frozenset[str]) -> None:
@@ -632,7 +678,7 @@ class FreshModules:
         self._set_aside = self._take()
 
     def restore(self) -> None:
-        """Unload what was imported since, and restore the modules and the import path; may be called twice."""
+        """Unload the modules imported since, and restore the former ones and the import path; may be called twice."""
         self._take()
         sys.modules.update(self._set_aside)
         sys.path[:] = self._import_path

@@ -1,4 +1,4 @@
-"""Hindsight relabelling of a dataset: steps get goals that their episode achieved, and a function their rewards."""
+"""Hindsight relabelling of a dataset: steps get goals that their episode achieved, and new rewards for these goals."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _STRATEGIES = ("future", "final", "episode")
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """How steps of a dataset are relabelled: `HERReplayBuffer` has the same names.
+    """How steps of a dataset are relabelled. The arguments have the names of those of `HERReplayBuffer`.
 
-    UsageError for an unknown strategy, also for `random`, whose goals are of other episodes, and for a ratio outside of
-    [0, 1].
+    UsageError for an unknown strategy and for a ratio outside of [0, 1]. The strategy `random`, which takes goals from
+    other episodes, is not available here.
     """
 
     strategy: str
@@ -55,14 +55,14 @@ class Hindsight:
         return cls(**given)
 
     def keys(self, fields: Sequence[Field]) -> tuple[Key, Key]:
-        """Return the fields of the goal and of what a step achieves; UsageError where they are not known."""
+        """Return the keys of the goal and of the goal that a step achieved; UsageError if they cannot be determined."""
         if self.goal_key is not None:
             goal = _named(self.goal_key, fields)
         else:
             found = [one.key for one in fields if one.key[-1] == _GOAL and one.key[0] != NEXT]
             if len(found) != 1:
                 raise UsageError(
-                    f"{len(found)} fields are called {_GOAL}: which one is the goal is not known",
+                    f"{len(found)} fields are called {_GOAL}, expected one",
                     hint="add --goal-key FIELD and --achieved-goal-key FIELD",
                 )
             goal = found[0]
@@ -72,8 +72,8 @@ class Hindsight:
         known = {one.key for one in fields}
         if (NEXT, *beside) not in known and beside in known:
             raise UsageError(
-                f"{key_name((NEXT, *beside))!r}, what a step achieves, is not there",
-                hint=f"--achieved-goal-key {key_name(beside)} takes what was achieved before it",
+                f"the dataset has no {key_name((NEXT, *beside))!r}, the goal that a step achieved",
+                hint=f"--achieved-goal-key {key_name(beside)} uses the goal that was achieved before the step",
             )
         return goal, _named(key_name((NEXT, *beside)), fields)
 
@@ -101,7 +101,7 @@ class HindsightProcessor(FunctionProcessor):
     def of(
         cls, function: Callable[[Any], Any] | str | None, hindsight: str | Mapping[str, Any], fields: Sequence[Field]
     ) -> HindsightProcessor:
-        """Make a processor for these fields; UsageError without a function and for arguments that do not fit."""
+        """Make a processor for these fields; UsageError if there is no function or the arguments do not fit them."""
         asked = Hindsight.of(hindsight)
         if function is None:
             raise UsageError(
@@ -109,7 +109,7 @@ class HindsightProcessor(FunctionProcessor):
                 hint="add --fn FILE.py:NAME, which returns (reward, terminated) of the steps that it gets",
             )
         if NEXT_REWARD not in {one.key for one in fields}:
-            raise UsageError("hindsight needs next.reward, which is not there")
+            raise UsageError("hindsight needs next.reward, which the dataset does not have")
         goal, achieved = asked.keys(fields)
         return cls(
             find_function(function), strategy=asked.strategy, her_ratio=float(asked.her_ratio), goal_key=goal,
@@ -117,8 +117,8 @@ class HindsightProcessor(FunctionProcessor):
         )  # fmt: skip
 
     def load(self, context: Context) -> LoadedProcessor:
-        """Load the function; UsageError where that fails."""
-        from .units import EpisodeUnit, UserFunction  # describing the processor needs no torch
+        """Load the function; UsageError if that fails."""
+        from .units import EpisodeUnit, UserFunction  # imports torch, which is not needed to describe the processor
 
         relabel = _Relabeller(
             self.function.load(), self.strategy, self.her_ratio, self.goal_key, self.achieved_goal_key
@@ -139,9 +139,9 @@ class HindsightProcessor(FunctionProcessor):
 
 
 class _Relabeller:
-    """Gives a random share of the steps of an episode goals that were achieved in it, and their consequences.
+    """Relabels a random share of the steps of an episode with goals that were achieved in it.
 
-    Made in the process that runs it: only that one needs torch.
+    It is created in the process that runs it, because only that process needs torch.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class _Relabeller:
         self._ratio = ratio
 
     def __call__(self, episode: TensorDictBase) -> TensorDictBase:
-        """Return an episode `[T]` with other goals, rewards and end flags, edited in place."""
+        """Relabel an episode `[T]` in place: goals, rewards and end flags of the chosen steps. Return it."""
         import torch
 
         chances = torch.rand(2, len(episode), dtype=torch.float64).numpy()  # seeded by the episode

@@ -33,9 +33,10 @@ from .selection import Plan, StepSelection, default_size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreprocessResult(Published):
-    """The new dataset, its source, and how it was made; `num_workers` is 0 without worker processes.
+    """The new dataset, its source, and how it was made.
 
-    `function` is the name of the function, or `operations`, which `arguments` describe.
+    `function` is the name of the user function, or the word `operations` if there was none; `arguments` then lists the
+    operations. `num_workers` is 0 if this process did the work.
     """
 
     kind: ClassVar[str] = "preprocess"
@@ -51,52 +52,60 @@ class PreprocessResult(Published):
 def preprocess(asked: PreprocessOptions) -> PreprocessResult:
     """Apply a function or built-in operations to a dataset and write the result as a new one.
 
-    One of `fn`, `operations`, `pipeline` and `replay` says what to do. A function takes, by `unit`,
+    Exactly one of `fn`, `operations`, `pipeline` and `replay` says how rows change; `hindsight` goes with `fn`. The
+    argument of `fn` depends on `unit`:
 
-    - `step`: a tensordict of some consecutive steps, batch size `[K]`, and returns any number of rows;
-    - `row`: one step, batch size `[]`, and returns one; under `torch.vmap` if results are equal, or as set by `vmap`;
-    - `episode`: a whole episode, batch size `[T]`, and returns any number of rows.
+    - `step`: some consecutive steps, a tensordict of batch size `[K]`; `fn` returns any number of rows.
+    - `row`: one step, batch size `[]`; `fn` returns one row. It runs under `torch.vmap` if that gives equal results, or
+      as `vmap` says.
+    - `episode`: a whole episode, batch size `[T]`; `fn` returns any number of rows.
 
-    It returns a tensordict or a dict of tensors under any keys; the first chunk fixes keys, dtypes and shapes. It may
-    edit its input. Episodes are kept if as many rows come back; returns, flags and continuity are taken from the
-    result. Finished chunks of an interrupted run are kept. The `content_digest` does not depend on `num_workers`.
+    `fn` returns a tensordict or a dict of tensors under any keys, and may edit its argument. All results must have the
+    keys, dtypes and shapes of the first chunk. If `fn` returns as many rows as it gets, rows stay in their episodes.
+    The episode table (returns, end flags, continuity) is computed from the result.
+
+    An interrupted run keeps its finished chunks for `resume`. The `content_digest` of the result does not depend on
+    `num_workers`.
 
     Args:
         dataset: a path or `source:id`.
         fn: a callable, `FILE.py:NAME` or `module:name`.
         dest: the folder to write.
-        unit: what a call of `fn` takes.
-        seed: seeds random numbers of `fn`, together with the chunk, row or episode.
-        hindsight: `"future:0.8"`, or a mapping of the options: `fn` gets steps with goals that their episode achieved,
-            and returns their (reward, terminated).
+        unit: the argument of one call of `fn`: `step`, `row` or `episode`.
+        seed: seeds the random generators for each call of `fn`, together with the number of the chunk's first step, of
+            the row or of the episode.
+        hindsight: `"future:0.8"`, or a mapping of the options. Steps get goals that their episode achieved; `fn` takes
+            the relabelled steps and returns their (reward, terminated).
         operations: options of the command line and their values, like `{"n_step": 3}`.
         pipeline: a TOML file of operations.
-        replay: a dataset or a `manifest.json`, whose last step is repeated.
-        replay_filters: repeat its choice of episodes and rows, too.
-        num_workers: processes; 0: this one alone. Default: one per core.
-        chunk_size: rows of a call. Default: 16 chunks or more, of 256 rows at least and 16 MB at most.
-        num_frames: take only the first steps; an episode cut there is marked truncated; not with `resample`.
+        replay: a dataset or a `manifest.json`, whose last `preprocess` step is repeated.
+        replay_filters: also repeat the choice of episodes and rows of that step.
+        num_workers: number of worker processes; 0: this process does the work. Default: one for each core.
+        chunk_size: rows of one call. Default: at least 16 chunks, of at least 256 rows and at most 16 MB.
+        num_frames: use only this many steps from the start. An episode that is cut is marked truncated. Not with
+            `resample`.
         resume: continue an interrupted run.
-        keep_going: if a chunk fails, finish the others before the error is raised.
-        timeout: seconds after which a chunk is ended.
-        retries: how often a chunk that failed or was ended is tried again.
+        keep_going: if a chunk fails, finish the others before raising the error.
+        timeout: seconds after which a chunk is stopped.
+        retries: how often a chunk that failed or was stopped is tried again.
         start_method: `fork`, `spawn` or `forkserver`.
-        engine: where the processes are: `local` or `ray`.
-        root: where stored datasets are.
-        skip_bad: take the valid episodes of a damaged dataset; notes name the others.
-        force: replace what is at `dest`.
-        dry_run: do everything but writing.
+        engine: where the worker processes run: `local` or `ray`.
+        root: the folder of stored datasets.
+        skip_bad: use the valid episodes of a damaged dataset; notes name the others.
+        force: replace an existing `dest`.
+        dry_run: do everything except writing.
         vmap: whether `fn` runs under `torch.vmap`, for `unit="row"`.
-        progress: shows how far it is; default: nothing is shown.
+        progress: reports the progress. Default: no report.
 
     Returns:
-        What was written. A result of the same work on the same data is left as it is, and `already_there` is True.
+        The dataset that was written. If `dest` already holds the result of the same work on the same data, it is left
+        unchanged and `already_there` is True.
 
     Raises:
-        UsageError: arguments make no sense, or the function cannot be found, imported or sent to a worker. `dest` is
-            unchanged after any error.
+        UsageError: arguments contradict each other, or the function cannot be found, imported or sent to a worker.
+            `dest` is unchanged after any error.
         RbtoolError: the function raises; the message names steps and episodes.
-        SchemaError: its result differs from the first.
+        SchemaError: a result differs from the first one in keys, dtypes or shapes.
         OutOfSpaceError: the disk has no room for the result.
     """
     started, destination = time.perf_counter(), _destination(asked.dest)
@@ -122,7 +131,7 @@ def preprocess(asked: PreprocessOptions) -> PreprocessResult:
         found, arguments = publication.prepare(lambda: _preview(whole)), dict(processor.arguments())
         if found is None:
             found = whole.publish(publication, os.fspath(asked.dataset), step, asked.reporter)
-            arguments = dict(found.content.provenance[-1].arguments)  # with what was measured
+            arguments = dict(found.content.provenance[-1].arguments)  # these include measured constants
         manifest, changes = found
         return PreprocessResult(
             **{"arguments": arguments, **published_entries(manifest, destination, started, reader), **changes},
@@ -135,7 +144,7 @@ def preprocess(asked: PreprocessOptions) -> PreprocessResult:
 
 
 def _opened(path: Path, skip_bad: bool) -> StepReader:
-    has_steps(path)  # raises the best error for anything else
+    has_steps(path)  # its errors say what the path holds instead
     reader = whole_episodes(open_steps(path, damaged=skip_bad))
     try:
         return sound_steps(reader) if skip_bad else reader
@@ -182,13 +191,13 @@ def _processor(reader: StepReader, asked: PreprocessOptions) -> Processor:
     if replay is not None and not asked.replay_filters:
         remarks += filters_left_out(replay)
     made = [operation.name for operation in program.on_rows if operation.makes_rows]
-    if made and asked.num_frames is not None:  # events of the first row that is cut off would be in the last one
+    if made and asked.num_frames is not None:  # the last row would include events of the rows that are cut off
         raise UsageError(f"num_frames would cut an episode that {made[0]} makes rows of", hint="use two runs")
     return ProgramProcessor(program.settled(reader), reader.fields, remarks, None, reader.path)
 
 
 def _with_replayed_frames(asked: PreprocessOptions) -> PreprocessOptions:
-    """Take as many steps as the replayed run if its choices are repeated, unless another number is given."""
+    """With `replay_filters`, use the `num_frames` of the replayed step, unless a number is given."""
     from .operations.program import replayed_frames
 
     if asked.num_frames is not None or asked.replay is None or not asked.replay_filters:
@@ -218,7 +227,7 @@ def _selection(reader: StepReader, processor: Processor, num_frames: int | None)
 
 
 def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
-    """Return the provenance step: everything that affects the contents, so not the number of workers."""
+    """Return the provenance of this run: everything that affects the contents, which excludes the number of workers."""
     processor = whole.processor
     arguments = {
         **processor.arguments(), "chunk_size": whole.plan.chunk_size, "num_frames": num_frames, "seed": whole.seed,
@@ -230,14 +239,14 @@ def _step(whole: Preprocessing, num_frames: int | None) -> Provenance:
 
 
 def _already_there(destination: Path, step: Provenance) -> Manifest | None:
-    """Return the manifest at `destination` if the same work has made it from the same data."""
+    """Return the manifest at `destination` if the same work on the same data produced it."""
     manifest = finished_manifest(destination)
     if manifest is None or not manifest.provenance:
         return None
     last = manifest.provenance[-1]
     if last.arguments.get("skip_bad") or step.arguments.get("skip_bad"):
-        return None  # a damaged dataset has the digest of the intact one: the episodes taken are not recorded
-    # vmap=None accepts a result of either kind
+        return None  # a damaged dataset has the digest of the intact one, and the episodes used are not recorded
+    # vmap=None accepts a result that was computed with or without vmap.
     asked = {name: value for name, value in step.arguments.items() if (name, value) != ("vmap", None)}
     known = {name: last.arguments.get(name) for name in asked}
     same = (last.verb, known, last.inputs) == (step.verb, asked, step.inputs)
@@ -245,7 +254,7 @@ def _already_there(destination: Path, step: Provenance) -> Manifest | None:
 
 
 def _preview(whole: Preprocessing) -> Outcome[Manifest]:
-    """Return what the result would be, as far as the first task shows it."""
+    """Describe the result as far as the first task shows it, for a dry run."""
     fields, selection = whole.preview(), whole.selection
     notes = [f"{field.name}: {field.dtype} {list(field.shape)}" for field in fields]
     if not whole.processor.keeps_rows():
@@ -264,7 +273,7 @@ def _preview(whole: Preprocessing) -> Outcome[Manifest]:
 class PipelineResult(Result):
     """Operations in order: as JSON, and as the `text` of a pipeline file.
 
-    `notes` name what a replay leaves out, and what a pipeline has no place for.
+    `notes` name the parts of a replayed step that are left out, and those that a pipeline file cannot express.
     """
 
     kind: ClassVar[str] = "pipeline"
@@ -280,9 +289,9 @@ def show_pipeline(
     *,
     replay_filters: bool = False,
 ) -> PipelineResult:
-    """Return the operations that `preprocess` runs with these arguments; needs no dataset.
+    """Return the operations that `preprocess` would run with these arguments. No dataset is needed.
 
-    Raises UsageError for operations that are invalid for every dataset.
+    UsageError for operations that are invalid for every dataset.
     """
     from .operations.program import filters_left_out, pipeline_text, program_of, replayed_frames
 

@@ -1,4 +1,4 @@
-"""Blocks of rows, and the contract of a processor, which makes new blocks of them task by task."""
+"""Blocks of rows, and the contract of a processor, which turns one block after the other into a new block."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Fi
 
 
 class BlockColumn(NamedTuple):
-    """One leaf of a block: the element type by its name in `ted.DTYPES`, and rows `[n, *shape]` of its bytes.
+    """One leaf of a block: the name of its element type in `ted.DTYPES`, and its rows `[n, *shape]`.
 
-    The array has the element type of `ted.numpy_dtype(dtype)`: uint16 for bfloat16.
+    The array has the element type `ted.numpy_dtype(dtype)`: for bfloat16, which NumPy lacks, uint16 with the same bits.
     """
 
     dtype: str
@@ -28,11 +28,15 @@ class BlockColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The runs of rows of a block, each of one episode, in order: arrays `[p]`.
+    """The runs of a block, in order, as arrays `[p]`. A run consists of consecutive rows of one episode.
 
-    `episode` is the row of `Context.episodes`, `rows` the length of the run (0 where no row of an episode is left).
-    `begins` and `ends` are whether the episode begins with the run's first row and ends with its last: an episode that
-    does not end continues in the first run of the next block, which does not begin.
+    `episode` is the row of the episode in `Context.episodes`, `rows` the length of the run, which is 0 if no row of the
+    episode is left. `begins` and `ends` say whether the episode begins at the first row of the run and ends at the
+    last. An episode that does not end here continues in the first run of the next block:
+
+        block 0                       block 1
+        [A A A A A] [B B B            B B B] [C C C C]
+        begins+ends  begins            ends   begins+ends
     """
 
     episode: Numbers
@@ -62,11 +66,14 @@ class Pieces:
         return int(self.rows.sum())
 
     def where(self, keep: NDArray[np.bool_]) -> tuple[Pieces, Numbers]:
-        """Return the runs of the rows in `keep`, bool `[steps]`, and the rows that end an episode only now.
+        """Keep some rows, `keep` bool `[steps]`; return their runs, and the rows that now end an episode.
 
-        A run that loses rows in its middle is split at each gap, and each part but the last ends there; so does the
-        last if it loses its end. Those ends, counted in the rows that are kept, need `truncated`. Rows that the next
-        block loses are not considered: where that matters, a block has to hold whole episodes.
+        A run that loses rows in its middle is split at each gap. Every part that lost the row after it ends there:
+
+            keep  1 1 0 1 1 0    ->    [0 1] [2 3]    new ends: rows 1 and 3
+
+        The new ends are counted in the kept rows, and need the flag `truncated`. If the next block loses the first rows
+        of an episode, the end in this block is not marked; where that matters, blocks must hold whole episodes.
         """
         runs: list[tuple[int, int, bool, bool]] = []
         cut: list[int] = []
@@ -90,9 +97,9 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows `[n]` of some leaves; `first` is the number of the first one among the job's steps.
+    """Rows `[n]` of some leaves; `first` is the number of the first row among the selected steps.
 
-    `videos` are files that the rows refer to and that the source does not have, by name.
+    `videos` are the new video files that the rows refer to, by name; videos of the source are not included.
     """
 
     columns: Mapping[Key, BlockColumn]
@@ -110,7 +117,7 @@ _ENDS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
 
 
 class _LeafRows(Protocol):
-    """Rows `[n, *shape]` of the bytes of an element type."""
+    """A column of rows: `BlockColumn`, or another class with the same two attributes."""
 
     @property
     def dtype(self) -> str: ...
@@ -120,7 +127,7 @@ class _LeafRows(Protocol):
 
 
 def flagged(columns: Mapping[Key, _LeafRows], rows: Any) -> NDArray[np.bool_]:
-    """Whether any flag of these rows ends an episode, bool `[len(rows)]`; False without flags."""
+    """Whether a flag of each of these rows ends an episode, bool `[len(rows)]`; False if there are no flags."""
     chosen = np.asarray(rows, np.int64)
     found = np.zeros(len(chosen), np.bool_)
     for key in _ENDS:
@@ -132,7 +139,7 @@ def flagged(columns: Mapping[Key, _LeafRows], rows: Any) -> NDArray[np.bool_]:
 
 
 def marked(columns: Mapping[Key, _LeafRows], rows: Any) -> dict[Key, BlockColumn]:
-    """Return copies of `truncated` and `done`, as far as they exist, that are set in these rows."""
+    """Return copies of the columns `truncated` and `done`, if they exist, with the flags set in these rows."""
     chosen, result = np.asarray(rows, np.int64), {}
     for key in (NEXT_TRUNCATED, NEXT_DONE):
         if len(chosen) and key in columns:
@@ -144,7 +151,10 @@ def marked(columns: Mapping[Key, _LeafRows], rows: Any) -> dict[Key, BlockColumn
 
 
 def marked_pieces(block: Block, source_marked: NDArray[np.bool_]) -> Block:
-    """Set the flags where a run ends its episode without one and `source_marked`, bool `[pieces]`, is true."""
+    """Mark as truncated the episodes that end in a block without a flag.
+
+    Only the runs in `source_marked`, bool `[pieces]`, are marked: those whose last row had a flag in the source.
+    """
     pieces = block.pieces
     last = pieces.starts + pieces.rows - 1
     ending = last[pieces.ends & (pieces.rows > 0) & source_marked]
@@ -153,7 +163,7 @@ def marked_pieces(block: Block, source_marked: NDArray[np.bool_]) -> Block:
 
 
 def numbers_episodes(columns: Mapping[Key, BlockColumn]) -> bool:
-    """Whether the column `episode` has one integer for each row."""
+    """Whether there is a column `episode` with one integer for each row."""
     column = columns.get(EPISODE)
     return (
         column is not None
@@ -164,15 +174,15 @@ def numbers_episodes(columns: Mapping[Key, BlockColumn]) -> bool:
 
 
 EpisodeTexts: TypeAlias = Sequence[dict[str, str]]
-"""What each episode has of text, by name."""
+"""The texts of each episode, by name."""
 
 Unit: TypeAlias = Literal["step", "row", "episode"]
-"""The argument of one call: some steps, a single one, or a whole episode."""
+"""The argument of one call: some steps, a single step, or a whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a processor gets when it is loaded: the source's fields, the episodes that take part, and the seed."""
+    """The data that a processor is loaded for: the fields of the source, the selected episodes, and the seed."""
 
     fields: tuple[Field, ...]
     episodes: EpisodeTable
@@ -184,9 +194,9 @@ class LoadedProcessor(ABC):
 
     @abstractmethod
     def apply(self, block: Block) -> Block:
-        """Return the result's rows for a block, whose arrays may be changed if the processor `edits_rows`.
+        """Return the result's rows for a block. The block's arrays may only be changed if the processor `edits_rows`.
 
-        FunctionFailed where user code raises, ResultRefused for a result that cannot be stored.
+        FunctionFailed if user code raises, ResultRefused for a result that cannot be stored.
         """
 
     def probe(self, block: Block) -> Any:
@@ -199,7 +209,7 @@ class LoadedProcessor(ABC):
 
 
 class Processor(ABC):
-    """Applies a function or operations to rows. Can be sent to other processes and described in a file."""
+    """Applies a function or operations to rows. It can be sent to other processes and described in a file."""
 
     unit: Unit = "step"
 
@@ -207,13 +217,13 @@ class Processor(ABC):
     """Whether a block must hold whole episodes; unit `episode` implies it."""
 
     row_bytes: int = 0
-    """The most bytes that a row has on its way, where it grows."""
+    """The size of a row in memory where it is largest; 0 if it does not grow beyond its size in the source."""
 
     keeps_ends: bool = False
-    """Whether an episode of another length ends with the observation that it ended with."""
+    """Whether an episode still ends with the last observation of the source when its length changes."""
 
     edits_rows: bool = True
-    """Whether `apply` may write into the arrays of its block; else these are views of the source's files."""
+    """Whether `apply` may write into the arrays of its block; otherwise they may be views of the source's files."""
 
     needs_probing: bool = False
     """Whether `LoadedProcessor.probe` must run on the first rows before `apply`."""
@@ -228,18 +238,18 @@ class Processor(ABC):
 
     @abstractmethod
     def load(self, context: Context) -> LoadedProcessor:
-        """Load the code in the process that runs it; UsageError where that fails."""
+        """Load the code in the process that runs it; UsageError if that fails."""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """Everything that decides the result and is not a file, as JSON, for the provenance."""
+        """Everything that decides the result, other than files, as JSON for the provenance."""
 
     def inputs(self) -> dict[str, str]:
-        """Digests of the files that decide the result; empty where they are not known."""
+        """Digests of the files that decide the result; empty if they are not known."""
         return {}
 
     def is_described(self) -> bool:
-        """Whether `arguments` and `inputs` decide the result completely, so that equal ones need not run again."""
+        """Whether `arguments` and `inputs` decide the result completely. Work that is equal in both is not repeated."""
         return bool(self.inputs())
 
     def keeps_rows(self) -> bool:
@@ -255,15 +265,15 @@ class Processor(ABC):
         return frozenset(field.key for field in fields)
 
     def selects(self, episodes: EpisodeTable) -> Any:
-        """Rows of the episode table that take part, int64 ascending; None: all."""
+        """Return the rows of the episode table that are used, int64 ascending; None means all."""
         return None
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """The source's own metadata files, by name, as they fit the result."""
+        """Return the source's own metadata files, by name, changed so that they fit the result."""
         return documents
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
-        """The texts of the episodes that take part, given their numbers and texts in the source; `[]` without any."""
+        """Return the texts of the selected episodes, given their numbers and their texts in the source; `[]`: none."""
         return texts
 
     def portable(self) -> Processor:
@@ -293,10 +303,13 @@ class Processor(ABC):
         return frozenset()
 
     def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
-        """Notes for the result's manifest, other than `left_out`, given the fields of the source and of the result."""
+        """Return notes for the manifest, given the fields of the source and of the result.
+
+        Fields that are left out are not noted here, see `left_out`.
+        """
         return ()
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
-        """The source's fields that the result lacks, by name, each with the reason."""
+        """Return the names of the source's fields that the result lacks, each with the reason."""
         kept = {field.key for field in result}
         return {field.name: f"{self.label} leaves it out" for field in fields if field.key not in kept}

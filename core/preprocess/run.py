@@ -2,20 +2,27 @@
 
 A run goes through these passes:
 
-    probe     first rows        the processor looks at them (can the function be vmapped?)
-    measure   all rows          constants of the program (normalisation), on tasks of a fixed size
-    schema    first tasks       the fields of the result, from the first task that returns rows
-    run       all tasks         each worker writes rows; the journal gets a line for each finished task
-    assemble  from the front    episode numbers, table, digests; files are only copied if row numbers changed
+    probe     first rows        decide whether the function can run under vmap
+    measure   all rows          compute constants of operations (normalisation), on tasks of a fixed size
+    schema    first tasks       find the fields of the result, from the first task that returns rows
+    run       all tasks         workers write rows; each finished task becomes a line of the journal
+    assemble  in task order     episode numbers, table, digests; files are copied only if row numbers changed
 
 The journal (see `core/engine/workspace.py`) makes a run resumable. Its first line is the run's `identity`: everything
 that decides the result, such as the content digest of the source, the selected steps, the processor with its measured
 constants, and the boundaries of tasks. An interrupted run leaves its folder next to the destination. `resume` continues
 it if the identities are equal: finished tasks whose rows still match their digests are kept, all others run again.
-Because random numbers are seeded by the place in the dataset, the result is the same for any number of workers and any
-interruption.
+Because random numbers are seeded by the position in the dataset, the result is the same for any number of workers and
+any interruption.
 
-Each worker has a `TaskRunner`: read, call, check, write.
+In each worker, a `TaskRunner` reads the rows of a task, applies the processor, checks its result and writes it.
+
+A result with as many rows as the task has steps is written to the place of the task in the final files, at once. Any
+other result is written to a file of its own, a part, and all rows are copied at the end:
+
+    tasks            0..99      100..199    200..299
+    rows returned      100           40         100
+    written to    final files   part file   final files     then all are copied to new files: 240 rows
 """
 
 from __future__ import annotations
@@ -100,9 +107,9 @@ from .selection import Plan, StepSelection, task_order
 class Job:
     """A dataset, its selected steps, and their processor.
 
-    Each worker opens the dataset with `reader.again()` and compares the `content_digest`. `chosen` are the rows of the
-    episode table that take part, int64 ascending; None means all. Of their steps, the first `steps` are used; `cut`
-    says whether the last one is not the last of its episode in the dataset.
+    Each worker opens the dataset with `reader.again()` and compares its digest with `content_digest`. `chosen` are the
+    rows of the episode table that are selected, int64 ascending; None means all. The first `steps` steps of these
+    episodes are used. `cut` says whether that leaves out the end of the last episode.
     """
 
     imports: ClassVar[tuple[str, ...]] = ("torch", __name__, f"{__package__}.units")
@@ -130,7 +137,7 @@ class TaskRunner:
     """
 
     def __init__(self, job: Job) -> None:
-        import torch  # a process whose tasks run in workers needs no torch
+        import torch  # only needed where tasks run, not in the parent of workers
 
         self._job = job
         self._fields: tuple[Field, ...] = ()
@@ -161,19 +168,19 @@ class TaskRunner:
         self._loaded = processor.load(Context(self._reader.fields, self._selection.table, self._job.seed))
 
     def settle(self, answer: Any) -> None:
-        """Use the answer of `probe`."""
+        """Replace the processor by one that uses the answer of `probe`."""
         self.use_processor(self._processor.with_probe(answer))
 
     def probe(self, task: Task) -> Any:
-        """Return what the processor finds in the first rows."""
+        """Return the processor's answer for the first rows."""
         return self._loaded.probe(self._read(task))
 
     def measure(self, task: Task) -> Any:
-        """Return what the processor measures in these rows."""
+        """Return the processor's measurement of these rows."""
         return self._loaded.measure(self._read(task))
 
     def schema(self, task: Task) -> tuple[tuple[Field, ...], int]:
-        """Compute a task and return the fields and the number of its rows, which are kept for a `run` right after."""
+        """Compute a task; return the fields and the number of its rows. The next `run` of this task uses the rows."""
         block = self._compute(task)
         known = {field.key: field.role for field in (*self._reader.fields, *self._processor.fields)}
         found = (
@@ -185,14 +192,14 @@ class TaskRunner:
         return self._fields, block.rows
 
     def begin(self, task: Task) -> None:
-        """Compute a task for a `run` right after, which writes its rows or raises its error."""
+        """Compute a task in advance. The next `run` of this task writes its rows, or raises its error."""
         try:
             self._held = task.index, self._compute(task)
         except BaseException as error:
             self._held = task.index, error
 
     def open(self, folder: Path, fields: Sequence[Field]) -> None:
-        """Prepare to write rows of these fields for the result that is built in `folder`."""
+        """Prepare to write rows of these fields into `folder`, where the result is built."""
         self._folder, self._fields = folder, tuple(fields)
         self._states = state_keys(fields)
         self._reward = result_return_field(self._selection, self._processor, fields)
@@ -213,7 +220,10 @@ class TaskRunner:
         return self._finished(block, arrays, placed)
 
     def _kept_block(self, task: Task) -> Block | None:
-        """Return the block kept for a task, only once: the next call of the function may reuse its memory."""
+        """Return the block that was computed in advance, if it is of this task, and forget it.
+
+        The next call of the function may reuse the memory of the block.
+        """
         held, self._held = self._held, None
         if held is None or held[0] != task.index:
             return None
@@ -231,7 +241,7 @@ class TaskRunner:
         return found
 
     def _arrays(self, block: Block) -> list[Array]:
-        """The leaves in the order of the fields; without rows the columns are not checked."""
+        """Return the leaves in the order of the fields, checked; without rows, empty arrays."""
         if not block.rows:
             return [np.empty((0, *field.shape), field.numpy) for field in self._fields]
         self._check(block)
@@ -262,7 +272,7 @@ class TaskRunner:
         )  # fmt: skip
 
     def _ids(self, block: Block) -> Array:
-        """The episode number in the first row of each run; the source's number where the result has none."""
+        """Return the episode number in the first row of each run; the source's number if the result has no numbers."""
         ids = self._selection.table.episode[block.pieces.episode]
         column = block.columns.get(EPISODE)
         if block.rows and column is not None and column.values.ndim == 1 and column.dtype == "int64":
@@ -271,7 +281,7 @@ class TaskRunner:
         return ids
 
     def _flags(self, block: Block, key: Key) -> Array:
-        """Return the flag of the last row of each run; the source's if the result has no such field."""
+        """Return the flag of the last row of each run; the flag of the source if the result has no such field."""
         pieces, table = block.pieces, self._selection.table
         if any(field.key == key for field in self._fields):
             flags = np.zeros(len(pieces), bool)
@@ -285,12 +295,12 @@ class TaskRunner:
             return flags
         source = table.terminated if key == NEXT_TERMINATED else table.truncated
         flags = source[pieces.episode]
-        inner = pieces.episode[:-1] == pieces.episode[1:]  # of the runs of an episode only the last has its end
+        inner = pieces.episode[:-1] == pieces.episode[1:]  # only the last run of an episode has its end
         flags[:-1][inner] = key == NEXT_TRUNCATED
         return flags
 
     def _returns(self, block: Block) -> Array:
-        """The sum of each run's rewards, added in order; NaN where the result has none."""
+        """Return the sum of the rewards of each run, added in the order of rows; NaN if the result has no rewards."""
         pieces = block.pieces
         reward = self._reward
         if reward is None:
@@ -307,7 +317,11 @@ class TaskRunner:
         return returns
 
     def _broken(self, block: Block) -> Array:
-        """Whether in each run the next observation of some step differs from the observation of the step after it."""
+        """Return for each run whether some next observation differs from the observation of the row after it.
+
+        `breaks[r]` counts the rows before row r that do not continue in the row after them. A run is broken if the
+        count grows between its first and its last row.
+        """
         pieces = block.pieces
         if not self._states or not block.rows:
             return np.zeros(len(pieces), bool)
@@ -327,17 +341,15 @@ class TaskRunner:
             self._files.close()
 
 
-# The result: finished tasks, in files and in the journal, its episodes, and how everything is assembled
-
-
 class Finished(NamedTuple):
     """A task whose rows are written.
 
     Attributes:
-        placed: whether the rows are at the task's own place in the result's files, which is possible if there are as
-            many as steps; otherwise they are in a separate file.
-        digest: over the bytes of all leaves in order.
-        ids, returns: for each run of `pieces`, the episode number and the sum of rewards.
+        placed: whether the rows are at the place of the task in the result's files. This needs as many rows as the task
+            has steps; otherwise the rows are in a separate file.
+        digest: digest of the bytes of all leaves, in order.
+        pieces: the runs of rows, each of one episode.
+        ids, returns: for each run, the episode number and the sum of rewards.
         terminated, truncated: for each run, the flags of its last row.
         broken: for each run, whether a step's next observation differs from the observation of the step after it.
     """
@@ -359,10 +371,10 @@ ReadRows: TypeAlias = Callable[[Key, int, int], Array]
 
 
 class Changes(NamedTuple):
-    """Rows that change once the preceding tasks are known.
+    """Changes of rows that follow from the preceding tasks.
 
-    `numbers`: start and count of ranges of rows, and the new number of their episode. `unmarked`: the last row before
-    the task now ends an episode and needs `truncated`.
+    `numbers`: ranges of rows whose episode gets another number, as (start, count, number). `unmarked`: the last row
+    before this task now ends an episode and needs `truncated`.
     """
 
     numbers: list[tuple[int, int, int]]
@@ -371,7 +383,10 @@ class Changes(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenEpisode:
-    """The episode that continues in the next task, with the totals of its rows so far."""
+    """The episode that continues in the next task, with the totals of its rows so far.
+
+    `following` has the next observations of its last row; if the episode is continuous, the next row starts with them.
+    """
 
     source: int
     id: int
@@ -381,11 +396,10 @@ class _OpenEpisode:
     terminated: bool
     truncated: bool
     following: dict[Key, Array]
-    """The next observations of its last row, with which the following row has to begin."""
 
 
 def result_return_field(selection: StepSelection, processor: Processor, fields: Iterable[Field]) -> Field | None:
-    """The leaf of a result whose sum is the return of an episode, as `return_field` finds it."""
+    """Return the leaf of a result whose sum over an episode is its return (see `return_field`), or None."""
     before = (step.arguments for step in selection.reader.manifest.provenance)
     return return_field(fields, (*before, processor.arguments()))
 
@@ -393,8 +407,13 @@ def result_return_field(selection: StepSelection, processor: Processor, fields: 
 class ResultEpisodes:
     """The episode table of the result, built from the finished tasks in order.
 
-    `reward` is the leaf whose sum is the return of an episode; None if there is none. `renumbered` counts episodes
-    whose number was taken, `emptied` episodes without rows.
+    An episode may extend over several tasks. Each task has runs of rows; the first run of a task continues the episode
+    that the last run of the task before left open:
+
+        task 0  [AAAA][BB        task 1  BBBB][CC        B: one row of the table, written when task 1 is taken
+
+    `reward` is the leaf whose sum over an episode is its return; None if there is none. `renumbered` counts the
+    episodes whose number was in use already, `emptied` the episodes without rows.
     """
 
     def __init__(
@@ -469,7 +488,7 @@ class ResultEpisodes:
         columns["total"][whole] = self._selection.returns[source[whole]]
 
     def _number(self, ids: Array, fresh: Array) -> None:
-        """Replace episode numbers that are taken by numbers above all of the source."""
+        """Replace episode numbers that are in use already by numbers above those of the source."""
         wanted = ids[fresh].tolist()
         distinct = set(wanted)
         if len(distinct) == len(wanted) and self._used.isdisjoint(distinct):
@@ -497,46 +516,45 @@ class ResultEpisodes:
             values["terminated"], values["truncated"], following,
         )  # fmt: skip
 
-    def _whole(self, name: str) -> Array:
+    def _column(self, name: str) -> Array:
         return np.concatenate(self._columns[name]) if self._columns else np.zeros(0, np.int64)
 
     @property
     def sources(self) -> Array:
         """The row of the selection's table that each episode comes from."""
-        return self._whole("source").astype(np.int64)
+        return self._column("source").astype(np.int64)
 
     def table(self) -> EpisodeTable:
-        """The episode table of all tasks. End reasons of the source are kept where the flags are unchanged."""
+        """Return the episode table of all tasks. End reasons of the source are kept where the flags are unchanged."""
         source, table = self.sources, self._selection.table
-        length = self._whole("length")
-        terminated, truncated = self._whole("terminated"), self._whole("truncated")
+        length = self._column("length")
+        terminated, truncated = self._column("terminated"), self._column("truncated")
         reasons = table.end_reason[source].copy()
         changed = (terminated != table.terminated[source]) | (truncated != table.truncated[source])
-        changed[:-1] |= source[:-1] == source[1:]  # of an episode's runs only the last has its end
+        changed[:-1] |= source[:-1] == source[1:]  # only the last part of a split episode has its end
         for row in np.flatnonzero(changed).tolist():
             reasons[row] = end_reason(bool(terminated[row]), bool(truncated[row]))
         cut = changed if self._keeps_ends else changed | (length != table.length[source])
         first = np.ones(len(source), bool)
-        first[1:] = source[1:] != source[:-1]  # the seed belongs to the first run of an episode
+        first[1:] = source[1:] != source[:-1]  # only the first part of a split episode starts with the seeded reset
         columns: dict[str, Any] = {
-            "episode": self._whole("episode"), "start": np.cumsum(length) - length, "length": length,
-            "return": self._whole("total"), "terminated": terminated, "truncated": truncated, "end_reason": reasons,
-            "explicit_next": self._whole("broken"), "explicit_start": np.full(len(source), -1),
+            "episode": self._column("episode"), "start": np.cumsum(length) - length, "length": length,
+            "return": self._column("total"), "terminated": terminated, "truncated": truncated, "end_reason": reasons,
+            "explicit_next": self._column("broken"), "explicit_start": np.full(len(source), -1),
             "seed": table.seed[source], "has_seed": table.has_seed[source] & first,
             "final": np.where(cut, 0, table.final[source]),
         }  # fmt: skip
-        whole = length == table.length[source]  # scores are of the whole episode
+        whole = length == table.length[source]  # a score describes the whole episode
         columns |= {name: np.where(whole, score[source], np.nan) for name, score in table.scores.items()}
         return EpisodeTable.from_columns(columns)
 
     def text(self) -> EpisodeTexts:
-        """The text of the episodes."""
+        """Return the texts of the episodes; `[]` if the source has none."""
         texts = self._selection.texts
         return [texts[source] for source in self.sources.tolist()] if texts else []
 
 
 _OF_PIECES = ("episode", "rows", "begins", "ends")
-
 
 _ARRAYS = {
     "episode": np.int64, "rows": np.int64, "begins": np.bool_, "ends": np.bool_, "ids": np.int64,
@@ -546,14 +564,14 @@ _ARRAYS = {
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What the journal states about all tasks: the fields of the result."""
+    """The entry of the journal that applies to all tasks: the fields of the result."""
 
     fields: tuple[FieldEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _JournalEntry:
-    """A line of the journal: a finished task. The arrays of `runs` are in base64."""
+    """A line of the journal: a finished task. The arrays of `runs` are encoded in base64."""
 
     task: Count
     rows: Count
@@ -577,7 +595,7 @@ def journal_entry(index: int, finished: Finished) -> dict[str, Any]:
 
 
 class UnfinishedRun(NamedTuple):
-    """What a journal holds: the identity of the run, the fields of its result and the finished tasks."""
+    """The contents of a journal: the identity of the run, the fields of its result and the finished tasks."""
 
     run: Mapping[str, Any]
     fields: tuple[Field, ...]
@@ -585,7 +603,7 @@ class UnfinishedRun(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path) -> Self | None:
-        """Read the journal in the folder of a run; None without one."""
+        """Read the journal in the folder of a run; None if there is no journal."""
         fields: list[Field] = []
         tasks: dict[int, Finished] = {}
 
@@ -627,7 +645,7 @@ def _finished_of(entry: _JournalEntry, fields: Sequence[Field]) -> Finished:
 
 
 class Assembled(NamedTuple):
-    """The files of a result and what its manifest needs."""
+    """The files of a result, and the other contents of its manifest."""
 
     data: Sequence[FileRecord]
     ranges: Mapping[Key, FieldRange]
@@ -638,10 +656,11 @@ class Assembled(NamedTuple):
 
 
 class Assembly(Closing):
-    """Takes finished tasks in any order and processes them from the front.
+    """Takes finished tasks in any order and processes them in the order of the dataset.
 
-    As long as every task returned as many rows as it took, the result's files are digested up to the first gap. After a
-    task with another number of rows, all rows are copied to new files at the end.
+    As long as every task returns as many rows as it has steps, the result's files are digested while tasks finish, up
+    to the first task that is missing. After a task with another number of rows, all rows are copied to new files at the
+    end.
     """
 
     def __init__(
@@ -660,7 +679,7 @@ class Assembly(Closing):
         self._selection = selection
         self._waiting: dict[int, tuple[Task, Finished]] = {}
         self._done: list[tuple[Task, Finished]] = []
-        self._in_place = True
+        self._in_place = True  # no row had to move so far
         self._ranges: dict[Key, FieldRange] = {}
         reward = result_return_field(selection, processor, fields)
         self._episodes = ResultEpisodes(selection, fields, reward, keeps_ends=processor.keeps_ends)
@@ -672,13 +691,13 @@ class Assembly(Closing):
         self._tasks = tasks
 
     def take(self, task: Task, finished: Finished) -> None:
-        """Add a finished task, and process all that have no gap before them."""
+        """Add a finished task, and process all tasks up to the first one that is missing."""
         self._waiting[task.index] = task, finished
         while (found := self._waiting.pop(len(self._done), None)) is not None:
-            self._front(*found)
+            self._take_next(*found)
             self._done.append(found)
 
-    def _front(self, task: Task, finished: Finished) -> None:
+    def _take_next(self, task: Task, finished: Finished) -> None:
         if self._ranges:
             self._ranges = {key: merge_ranges(self._ranges[key], found) for key, found in finished.ranges.items()}
         else:
@@ -706,7 +725,7 @@ class Assembly(Closing):
         self._in_place = False  # the file may be digested already
 
     def _write(self, task: Task, finished: Finished, key: Key, start: int, array: Array) -> None:
-        """Change rows of a task if the result has the leaf."""
+        """Overwrite rows of a task, if the result has the leaf."""
         if key not in self._keys:
             return
         if finished.placed:
@@ -746,9 +765,6 @@ class Assembly(Closing):
         self._tree.close()
 
 
-# A run -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a run is executed; nothing here changes the result.
@@ -765,7 +781,7 @@ class Settings:
 
     @property
     def needs_workers(self) -> str:
-        """The setting that needs worker processes; empty if none does."""
+        """Name the setting that requires worker processes; empty if none does."""
         if self.engine == "ray":
             return "engine ray"
         return "" if self.limits.timeout is None else "a timeout"
@@ -775,8 +791,8 @@ class Settings:
 class Preprocessing:
     """The selected steps of a dataset, a processor and a plan.
 
-    Any worker may run any task, as random numbers are seeded by the place in the dataset. `source_files` is the state
-    of the source's files at the start; everything must be read from these.
+    Any worker may run any task, because random numbers are seeded by the position in the dataset. `source_files` is the
+    state of the source's files at the start: a run fails if they change before it has read everything.
     """
 
     selection: StepSelection
@@ -808,7 +824,7 @@ class Preprocessing:
             made: list[Manifest] = []
 
             def find() -> Manifest | None:
-                # Another run's result is compared by its digest once there is one: functions cannot be compared.
+                # After the build, any finished dataset counts: it is compared by its digest, as functions cannot be.
                 return finished_manifest(publication.staging.destination) if made else publication.find()
 
             def build(staging: Staging) -> Outcome[Manifest]:
@@ -848,14 +864,14 @@ class Preprocessing:
         from ..engine.pool import WorkerPool
 
         if self.processor.needs_measuring:
-            self.processor.portable()  # refused now, not when it is sent to forks after it has measured
+            self.processor.portable()  # fail now, not after the measurements, when it is sent to forked workers
         return WorkerPool(job, self.plan.workers, settings.limits, settings.start_method)
 
     def prepared(self, executor: Executor, progress: Progress) -> Processor:
-        """Run the processor's probe and measurements where it needs them; return the processor with their results."""
+        """Run the probe and the measurements that the processor needs; return the processor with their results."""
         processor = self.processor
         if processor.needs_probing:
-            answer = _asked(executor, "probe", self.plan.tasks()[0])
+            answer = _call(executor, "probe", self.plan.tasks()[0])
             processor = processor.with_probe(answer)
             executor.broadcast("settle", answer)
         if processor.needs_measuring:
@@ -869,7 +885,7 @@ class Preprocessing:
         tasks = self.plan.tasks()
         executor.begin(task_order(tasks)[1:])
         for task in tasks:
-            fields, rows = _asked(executor, "schema", task)
+            fields, rows = _call(executor, "schema", task)
             if rows:
                 break
         return fields
@@ -888,7 +904,7 @@ class Preprocessing:
         return [found[index] for index in sorted(found)]
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON; equal identities mean equal tasks."""
+        """Return everything that decides the result, as JSON; equal identities mean equal tasks."""
         reader = self.selection.reader
         sound = {"sound episodes": digest_bytes(reader.rows.tobytes())} if isinstance(reader, SoundSteps) else {}
         return {
@@ -905,7 +921,7 @@ class Preprocessing:
         }
 
     def keys_read(self, processor: Processor) -> frozenset[Key]:
-        """Return the leaves of the source that a run may read: for blocks, and for the table also ends and rewards."""
+        """Return the leaves of the source that a run may read: those in blocks, and ends and rewards for the table."""
         reader = self.selection.reader
         reward = return_field_of(reader.manifest)
         table = [NEXT_TERMINATED] if reward is None else [NEXT_TERMINATED, reward.key]
@@ -948,40 +964,41 @@ class Preprocessing:
 class _Run:
     """One run of the tasks, from the start or continued."""
 
-    def __init__(self, processor: Preprocessing, executor: Executor, progress: Progress) -> None:
-        self._of = processor
+    def __init__(self, preprocessing: Preprocessing, executor: Executor, progress: Progress) -> None:
+        self._preprocessing = preprocessing
         self._executor = executor
         self._folder = Path()
         self._progress = progress
-        self._tasks = processor.plan.tasks()
+        self._tasks = preprocessing.plan.tasks()
         self._unfinished: UnfinishedRun | None = None
         self._finished = 0
 
     def count(self) -> tuple[int, int]:
-        """Return how many tasks are finished, by this run or by the one that it continues, and how many there are."""
+        """Return how many tasks are finished, including those of the continued run, and how many there are in total."""
         return self._finished, len(self._tasks)
 
     def rows(self, staging: Staging) -> tuple[Assembled, tuple[Field, ...], Processor]:
-        """Run what is not finished yet in the folder of `staging`, and put the rows together."""
+        """Run the tasks that are not finished yet, in the folder of `staging`, and assemble the result."""
         self._folder = staging.path
-        of, executor = self._of, self._executor
+        preprocessing, executor = self._preprocessing, self._executor
+        selection = preprocessing.selection
         found = self._unfinished = UnfinishedRun.of(staging.path) if staging.taken_up else None
         if found is not None:
-            revert_publication(staging.path, leaf_sizes(found.fields, of.selection.steps))
+            revert_publication(staging.path, leaf_sizes(found.fields, selection.steps))
             self._finished = len(found.finished)
-        processor = of.prepared(executor, self._progress)
-        verified = BackgroundCall(partial(of.selection.reader.verify_leaves, of.keys_read(processor)))
-        fields = of.fields(executor) if found is None else found.fields
-        kept = {} if found is None else found.sound(self._folder, self._tasks, of.selection.steps)
+        processor = preprocessing.prepared(executor, self._progress)
+        verified = BackgroundCall(partial(selection.reader.verify_leaves, preprocessing.keys_read(processor)))
+        fields = preprocessing.fields(executor) if found is None else found.fields
+        kept = {} if found is None else found.sound(self._folder, self._tasks, selection.steps)
         with (
             Assembly(
-                self._folder, fields, of.selection, processor, len(self._tasks), resumed=found is not None
+                self._folder, fields, selection, processor, len(self._tasks), resumed=found is not None
             ) as assembly,
             SerialExecutor() as line,
         ):
             executor.broadcast("open", self._folder, fields)
             with self._journal(fields) as journal:
-                self._progress.start("preprocessing", of.selection.steps, "steps")
+                self._progress.start("preprocessing", selection.steps, "steps")
                 self._add_kept(assembly, kept)
                 left = [task for task in task_order(self._tasks) if task.index not in kept]
                 for task, finished in self._run(journal, left):
@@ -995,14 +1012,14 @@ class _Run:
             return assembly.finish(), fields, processor
 
     def _require_sound(self, verified: BackgroundCall[None]) -> None:
-        """Raise if the source is damaged or has changed: the result must then not get a valid manifest."""
-        self._of.refuse_changed_source()
+        """Raise CorruptDataError if the source is damaged or has changed, so that no result of it is published."""
+        self._preprocessing.refuse_changed_source()
         verified.result()
 
     def _journal(self, fields: Sequence[Field]) -> Journal:
         journal = Journal(journal_path(self._folder))
         if self._unfinished is None:
-            journal.begin(self._of.identity(), {"fields": field_entries(fields)})
+            journal.begin(self._preprocessing.identity(), {"fields": field_entries(fields)})
         return journal
 
     def _add_kept(self, assembly: Assembly, kept: Mapping[int, Finished]) -> None:
@@ -1015,25 +1032,28 @@ class _Run:
             self._progress.advance(task.stop - task.start)
 
     def _run(self, journal: Journal, tasks: list[Task]) -> Iterator[tuple[Task, Finished]]:
-        """Run tasks and yield those that are finished; failures are raised at the end, or at once."""
-        failed: list[TaskFailed] = []
+        """Run tasks and yield those that finish.
+
+        The first failure is raised at once. With `keep_going`, failures are raised after all other tasks.
+        """
+        reporter, failed = self._preprocessing.reporter, list[TaskFailed]()
         for task, answer in self._executor.run("run", tasks):
             if isinstance(answer, TaskFailed):
                 failed.append(answer)
-                if not self._of.settings.keep_going or not TaskFailed.others_may_pass(answer.cause):
+                if not self._preprocessing.settings.keep_going or not TaskFailed.others_may_pass(answer.cause):
                     break
-                self._progress.note(self._of.reporter.sentence(answer))
+                self._progress.note(reporter.sentence(answer))
                 continue
             journal.append(journal_entry(task.index, answer))
             self._finished += 1
             yield task, answer
             self._progress.advance(task.stop - task.start)
         if failed:
-            raise self._of.reporter.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
+            raise reporter.error(failed, len(self._tasks)) if len(failed) > 1 else failed[0]
 
 
-def _asked(executor: Executor, method: str, task: Task) -> Any:
-    """Call a method of one worker's TaskRunner with a task; TaskFailed where that fails."""
+def _call(executor: Executor, method: str, task: Task) -> Any:
+    """Call a method of the TaskRunner of one worker with a task; raise TaskFailed if the processor fails."""
     try:
         return executor.call(method, task)
     except (FunctionFailed, ResultRefused) as error:
@@ -1066,10 +1086,10 @@ def result_origin(
     processor: Processor,
     videos: VideoContents,
 ) -> Origin:
-    """Carry over from the source's manifest everything that the new fields do not contradict.
+    """Return the origin of a result: the source's metadata that still apply to the new fields, and this run's own.
 
-    A space is kept if its leaves keep their keys, element types, shapes and scale; `env_metadata.json`, which describes
-    both spaces, is only kept with both.
+    A space is kept if its leaves keep their keys, element types, shapes and scale. `env_metadata.json`, which describes
+    both spaces, is kept only if both are.
     """
     manifest = reader.manifest
     spaces, documents, dropped = dict(manifest.spaces), dict(processor.documents(reader.documents())), []
@@ -1081,8 +1101,8 @@ def result_origin(
     if dropped:
         documents.pop(ENV_METADATA, None)
     videos_left = any(reference_keys(fields))
-    told = [note for note in manifest.notes if videos_left or not note.startswith(VIDEOS_KEPT)]
-    notes = [*told, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
+    kept = [note for note in manifest.notes if videos_left or not note.startswith(VIDEOS_KEPT)]
+    notes = [*kept, *notes, *(f"the {name} space no longer fits the data: left out" for name in dropped)]
     request = Request(source="preprocess", asked=asked, id=manifest.request.id)
     return Origin(
         request=request,
@@ -1102,8 +1122,6 @@ def _leaves_under(fields: Sequence[Field], root: str) -> dict[Any, Any]:
 
 
 _TRACEBACK = "--debug shows the traceback"
-
-
 _LISTED = 5
 
 
@@ -1130,12 +1148,12 @@ class ErrorReporter:
             raise self._one(error, None) from error
 
     def error(self, failed: Sequence[TaskFailed], tasks: int) -> RbtoolError:
-        """The error of a run in which some tasks failed."""
+        """Return the error of a run in which some tasks failed."""
         if len(failed) == 1:
             found = self._one(failed[0].cause, failed[0].task)
             if isinstance(found, RbtoolError):
                 return found
-            raise found  # a bug of rbtool: shown with its traceback
+            raise found  # a bug of rbtool: the user sees its traceback
         listed = "; ".join(self.sentence(one) for one in failed[:_LISTED])
         more = f"; and {len(failed) - _LISTED:,} more" if len(failed) > _LISTED else ""
         return RbtoolError(f"{len(failed):,} of {tasks:,} chunks failed: {listed}{more}", hint=_TRACEBACK)
@@ -1151,7 +1169,7 @@ class ErrorReporter:
             if cause.trace:
                 return RbtoolError(f"a worker process failed{_on(place)}: {cause.text}", hint=_TRACEBACK)
             hint = "--num-workers 0 runs it in this process"
-            if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
+            if "SIGKILL" in cause.text:  # the signal by which the system ends processes that use too much memory
                 hint = f"if memory ran out, try a smaller --chunk-size; {hint}"
             if isinstance(cause, TaskTimeout):
                 hint = "a longer --timeout or a smaller --chunk-size gives it more time"
@@ -1165,8 +1183,10 @@ class ErrorReporter:
         return cause
 
     def _fields(self, cause: FunctionFailed) -> Iterable[str]:
-        """Return the keys that existed when one was missing; groups of the dataset, such as `next`, by their
-        full key.
+        """Return the keys that were available when the function did not find one.
+
+        The function may have looked into a group of the dataset, such as `next`: the group that shares the most keys
+        with the available ones. Its keys are returned in full.
         """
         keys = [field.key for field in self._selection.reader.fields]
         if not cause.there:
@@ -1175,7 +1195,7 @@ class ErrorReporter:
         for key in keys:
             for depth, part in enumerate(key):
                 groups.setdefault(key[:depth], set()).add(part)
-        there = set(cause.there)  # maybe not a whole group: the function may have edited its argument
+        there = set(cause.there)  # may differ from a group of the dataset: the function may edit its argument
         group = max(sorted(groups, key=len), key=lambda key: len(groups[key] & there) / len(groups[key] | there))
         return [key_name((*group, name)) for name in cause.there]
 

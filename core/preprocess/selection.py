@@ -12,19 +12,19 @@ import numpy as np
 from ..engine.tasks import Task
 from ..errors import UsageError
 from ..format.contracts import Array, StepReader
-from ..format.episodes import EpisodeTable
+from ..format.episodes import FINAL, EpisodeTable
 from ..format.returns import sum_rewards, table_with_returns
 from ..format.threads import usable_cores
-from ..ted.episodes import EndReason
+from ..ted.episodes import EndReason, Final
 from ..ted.schema import NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, row_bytes
 from .processor import Block, BlockColumn, EpisodeTexts, Pieces
 
 
 class StepSelection:
-    """The first `steps` steps of some episodes of a dataset, in order.
+    """The selected episodes of a dataset, in order, up to a number of steps.
 
-    `rows` are their rows in the dataset's episode table; None means all. An episode that is cut at the last step is
-    truncated, like a recording that stops.
+    `rows` are the rows of the episodes in the dataset's episode table; None means all. `steps` limits the total number
+    of steps. If this cuts the last episode, the episode is marked truncated, as in a recording that stops.
     """
 
     def __init__(self, reader: StepReader, rows: Any = None, steps: int | None = None) -> None:
@@ -43,7 +43,7 @@ class StepSelection:
 
     @cached_property
     def table(self) -> EpisodeTable:
-        """The episode table of the selection; `start` counts from its first step. The returns are in `returns`."""
+        """The episode table of the selection; `start` counts the selected steps. For the returns, see `returns`."""
         columns = {name: column[self.rows] for name, column in self.reader.episodes.columns().items()}
         columns["start"] = self._before
         columns["explicit_start"] = np.full(len(self.rows), -1, np.int64)
@@ -53,7 +53,7 @@ class StepSelection:
 
     @cached_property
     def texts(self) -> EpisodeTexts:
-        """The texts of the episodes, which `preprocess` sets to what the result has; empty if there are none."""
+        """The texts of the episodes in the dataset; empty if there are none. `preprocess` replaces those it changes."""
         texts = self.reader.episode_text
         return [] if texts is None else [texts[row] for row in self.rows.tolist()]
 
@@ -64,6 +64,8 @@ class StepSelection:
         for name in reader.episodes.scores:
             columns[name][-1] = np.nan
         columns["truncated"][-1], columns["end_reason"][-1] = True, EndReason.END_OF_FILE
+        if FINAL in columns:  # it describes the step that is cut off
+            columns[FINAL][-1] = Final.OBSERVED
         fields = {field.key: field for field in reader.fields}
         if NEXT_TERMINATED in fields:
             columns["terminated"][-1] = reader.read(NEXT_TERMINATED, start + length - 1, start + length).any()
@@ -77,7 +79,7 @@ class StepSelection:
         return found
 
     def block(self, fields: dict[Key, Field], start: int, stop: int, *, fresh: bool) -> Block:
-        """Read the steps `[start, stop)` of these leaves, as new arrays if `fresh`, else maybe as views of files."""
+        """Read the steps `[start, stop)` of these leaves. The arrays may be views of files unless `fresh`."""
         spans = list(self._spans(start, stop))
         columns = {key: BlockColumn(field.dtype, self._rows(key, spans, fresh)) for key, field in fields.items()}
         if self.cut and stop == self.steps:
@@ -94,12 +96,19 @@ class StepSelection:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges of these steps in the dataset, as few as possible and at least one."""
+        """Yield the ranges of the dataset that hold the selected steps `[start, stop)`: at least one, else few.
+
+        Selected episodes that follow one another in the dataset are read together: for them, the `shift` between the
+        number of a step in the selection and in the dataset is the same.
+
+            dataset    [ A ][ B ][ C ][ D ][ E ]      episodes of 5 steps; A, C and D are selected
+            selection  [ A ][ C ][ D ]                steps 3..14 -> dataset 3..5 and 10..20
+        """
         if self._all or start == stop:
             yield start, stop
             return
         first, last = np.searchsorted(self._before, [start, stop - 1], "right").tolist()
-        shift = (self._source_start - self._before)[first - 1 : last]  # from selected steps to steps of the dataset
+        shift = (self._source_start - self._before)[first - 1 : last]
         edges = [0, *(np.flatnonzero(np.diff(shift)) + 1).tolist(), len(shift)]
         bounds = [start, *self._before[first - 1 : last][edges[1:-1]].tolist(), stop]
         for edge, begin, end in zip(edges, bounds, bounds[1:], strict=False):
@@ -115,7 +124,7 @@ class StepSelection:
         return Pieces.of(which, np.minimum(ends, stop) - begin, starts[first - 1 : last] >= start, ends <= stop)
 
     def task_starts(self, size: int) -> Array:
-        """The first steps of tasks of whole episodes: as many as fit into `size` steps, at least one."""
+        """Return the first steps of tasks of whole episodes: each has at least one, and as many as fit into `size`."""
         starts, ends = self._before.tolist(), [*self._before[1:].tolist(), self.steps]
         found, begin = [0], 0
         for start, end in zip(starts, ends, strict=True):
@@ -127,14 +136,19 @@ class StepSelection:
 
 _CHUNK_BYTES = 16 << 20
 _CHUNK_ROWS = 1 << 16
+"""The largest default chunk, in bytes and in rows."""
+
 _CHUNKS, _LEAST_ROWS = 16, 256
-"""The least number of chunks, unless they would have fewer rows than this: enough to use all cores, to resume a run
-and to estimate the time left."""
+"""The least number of chunks, unless they would have fewer rows than `_LEAST_ROWS`. This is enough to use all cores, to
+resume a run and to estimate the time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tasks from the steps `starts`, up to `steps`, for `workers` processes; 0 means this one."""
+    """The division of `steps` steps into tasks, which begin at the steps `starts`, and the number of worker processes.
+
+    0 workers: this process runs the tasks.
+    """
 
     steps: int
     chunk_size: int
@@ -151,10 +165,11 @@ class Plan:
         whole_episodes: bool,
         apart: str = "",
     ) -> Plan:
-        """Fill in defaults; UsageError for invalid numbers. `apart` names the setting that needs workers, if any.
+        """Divide a selection into tasks, with defaults for numbers that are None; UsageError for invalid numbers.
 
-        The default chunk size depends on the number of steps and the size of a row, never on the number of workers:
-        the result may depend on it. Tasks of whole episodes have as many as fit, at least one.
+        The default chunk size depends on the number of steps and the size of a row, never on the number of workers,
+        because the result may depend on it. A task of whole episodes has at least one, and as many as fit into the
+        chunk size. `apart` names the setting that requires worker processes, if any.
         """
         if chunk_size is not None and chunk_size < 1:
             raise UsageError(f"chunk_size is {chunk_size}, expected a number from 1")
@@ -164,7 +179,7 @@ class Plan:
         starts = selection.task_starts(size) if whole_episodes else np.arange(0, selection.steps, size)
         if num_workers is None:
             usable = min(usable_cores(), len(starts))
-            num_workers = usable if usable > 1 or apart else 0  # one worker alone would only cost its start
+            num_workers = usable if usable > 1 or apart else 0  # a single worker would be slower than this process
         if apart and not num_workers:
             raise UsageError(f"{apart} needs worker processes, num_workers is 0")
         return cls(selection.steps, size, starts, min(num_workers, len(starts)))
@@ -177,7 +192,7 @@ class Plan:
 
 
 def task_order(tasks: list[Task]) -> list[Task]:
-    """Order tasks with the first, the last and the middle one first.
+    """Move the last and the middle task to the front, after the first one.
 
     A function whose results differ between parts of the dataset then fails early.
     """
@@ -187,7 +202,10 @@ def task_order(tasks: list[Task]) -> list[Task]:
     return [*(tasks[index] for index in early), *(task for place, task in enumerate(tasks) if place not in early)]
 
 
-def default_size(selection: StepSelection, on_the_way: int = 0) -> int:
-    """Return the number of rows of a chunk for rows of this dataset that have up to so many bytes on the way."""
-    most = min(max(1, _CHUNK_BYTES // max(1, on_the_way, row_bytes(selection.reader.fields))), _CHUNK_ROWS)
+def default_size(selection: StepSelection, largest_row: int = 0) -> int:
+    """Return the default number of rows of a chunk.
+
+    `largest_row` is the size of a row in bytes while it is processed, if that is larger than in the dataset.
+    """
+    most = min(max(1, _CHUNK_BYTES // max(1, largest_row, row_bytes(selection.reader.fields))), _CHUNK_ROWS)
     return min(most, max(_LEAST_ROWS, -(-selection.steps // _CHUNKS)))

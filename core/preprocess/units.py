@@ -1,8 +1,8 @@
 """Calls of a user function, in the process that runs it: with some steps, a single row or a whole episode.
 
-A unit is what the function gets in one call, as a tensordict. Its results become columns again, and the rows of each
-episode are found among them. Random generators are seeded by a place in the dataset, so that results depend neither on
-the worker nor on the order of calls.
+A unit is the argument of one call, a tensordict. The function's result is converted back to columns, and its rows are
+assigned to episodes. Before each call, the random generators are seeded by a position in the dataset, so that results
+depend neither on the worker nor on the order of calls.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _MASK = 2**64 - 1
 
 
 def mixed_seed(seed: int, number: int) -> int:
-    """Mix a seed and a number into 64 bits, independent for neighbouring numbers.
+    """Mix a seed and a number into 64 bits that are independent for neighbouring numbers.
 
-    SplitMix64 (Steele, Lea and Flood 2014): its finalizer over the seed, then its `number`-th output from there.
+    This is SplitMix64 (Steele, Lea and Flood 2014): the generator starts at the finalized seed, and its output at
+    position `number` is returned.
     """
     return _finalized(_finalized(seed & _MASK) + (number + 1) * 0x9E3779B97F4A7C15)
 
@@ -57,7 +58,7 @@ def seed_generators(bits: int) -> None:
 
 
 class RandomState:
-    """The states of the three generators at its creation."""
+    """A snapshot of the states of the three global generators: torch's on the CPU, Python's and NumPy's legacy one."""
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
@@ -71,7 +72,7 @@ class RandomState:
         np.random.set_state(self._numpy)  # noqa: NPY002
 
     def changed(self) -> bool:
-        """Whether a generator was used or seeded since."""
+        """Whether a generator was used or seeded since the snapshot."""
         if not torch.equal(self._torch, torch.get_rng_state()) or self._python != random.getstate():
             return True
         now: Any = np.random.get_state()  # noqa: NPY002
@@ -80,7 +81,7 @@ class RandomState:
 
 @contextlib.contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restore the three generators afterwards."""
+    """Restore the states of the three global generators on exit."""
     before = RandomState()
     try:
         yield
@@ -96,11 +97,14 @@ class UserFunction:
         self._function = function
 
     def vmapped(self) -> Self:
-        """Return a function of many rows: vmap of this one, with other random numbers for each row."""
+        """Return this function under `torch.vmap`: it takes many rows, and draws different random numbers for each."""
         return type(self)(self.label, torch.vmap(self._function, randomness="different"))
 
     def __call__(self, argument: Any, steps: tuple[int, int]) -> Any:
-        """Call the function inside `running`; FunctionFailed for what it raises, except KeyboardInterrupt."""
+        """Call the function, inside `running`.
+
+        Every exception except KeyboardInterrupt is raised as FunctionFailed, with the range of `steps`.
+        """
         process = os.getpid()
         try:
             return self._function(argument)
@@ -118,9 +122,9 @@ class UserFunction:
 
 
 Layout: TypeAlias = Mapping[Key, tuple[str, tuple[int, ...]]]
-"""Element type by name and shape of a single row, by key."""
+"""For each key, the name of its element type and the shape of a single row."""
 
-# Names reserved by tensordict: leaves of these names would be missing in the folder.
+# Tensordict reserves these names: leaves with such a name would be missing in the folder of a dataset.
 _RESERVED = frozenset({"shape", "device", "_type"})
 _TAKEN_FOLDERS = frozenset({"meta.json", "env_metadata.json", HIDDEN})
 
@@ -137,10 +141,10 @@ def tensor_of_column(column: BlockColumn) -> torch.Tensor:
 
 
 def columns_of(result: Any, rows: int) -> dict[Key, BlockColumn]:
-    """Return the columns of a function's result for `rows` steps, with as many rows.
+    """Return the columns of a function's result, which must have exactly `rows` rows.
 
-    Tensors may be views of the input, expanded, on another device, or part of a graph. ResultRefused unless the result
-    is a nest of tensors with `rows` rows each.
+    Tensors may be views of the input, expanded, on another device, or part of an autograd graph. ResultRefused unless
+    the result is a nest of tensors with `rows` rows each.
     """
     columns = _columns(result, f"a tensordict of {counted(rows, 'row')}")
     for key, (_, values) in columns.items():
@@ -154,10 +158,10 @@ def columns_of(result: Any, rows: int) -> dict[Key, BlockColumn]:
 
 
 def table_of(result: Any) -> tuple[dict[Key, BlockColumn], int]:
-    """Return the columns of a function's result with any number of rows, and that number.
+    """Return the columns of a function's result with any number of rows, and the number of rows.
 
-    A tensordict of batch size `[0]` may have no keys. ResultRefused as for `columns_of`, and where tensors have
-    different numbers of rows.
+    A tensordict of batch size `[0]` may have no keys. ResultRefused unless the result is a nest of tensors with the
+    same number of rows.
     """
     columns = _columns(result, "a tensordict of some rows")
     batch = tuple(result.batch_size) if is_tensor_collection(result) else ()
@@ -177,9 +181,9 @@ def table_of(result: Any) -> tuple[dict[Key, BlockColumn], int]:
 
 
 def row_of(result: Any) -> dict[Key, BlockColumn]:
-    """Return the columns of a function's result for a single step, each one value `[*shape]`.
+    """Return the columns of a function's result for a single step. The values of a column have no dimension of rows.
 
-    ResultRefused unless the result is a nest of tensors, and for a tensordict with a batch size.
+    ResultRefused unless the result is a nest of tensors, and for a tensordict whose batch size is not `[]`.
     """
     columns = _columns(result, "a tensordict of one step")
     if is_tensor_collection(result) and tuple(result.batch_size):
@@ -192,7 +196,10 @@ def row_of(result: Any) -> dict[Key, BlockColumn]:
 
 
 def require_layout(found: Layout, expected: Layout, others: str) -> None:
-    """Raise ResultRefused unless keys, element types and shapes of a row match `others`."""
+    """Raise ResultRefused unless keys, element types and shapes of a row are the expected ones.
+
+    `others` names the rows that have the expected layout, for the message.
+    """
     for text, keys in (("lacks", expected.keys() - found.keys()), ("has besides", found.keys() - expected.keys())):
         if keys:
             names = ", ".join(sorted(map(key_name, keys)))
@@ -237,7 +244,7 @@ def _leaves(nest: Any, prefix: Key) -> Iterator[tuple[Key, Any]]:
 
 
 def _column_of(value: Any, key: Key) -> BlockColumn:
-    """Element type and contiguous values of one leaf, maybe a view."""
+    """Return the element type and the values of one leaf, as a contiguous array or a view of one."""
     if isinstance(value, np.ndarray):
         name = value.dtype.newbyteorder("=").name
         _known(name, str(value.dtype), key)
@@ -271,7 +278,7 @@ class ColumnBuffer:
         self._empty: Mapping[Key, BlockColumn] = {}
 
     def nothing(self, columns: Mapping[Key, BlockColumn]) -> None:
-        """Add a result without rows; the first of these is returned if no rows are ever added."""
+        """Add a result without rows. If no rows are ever added, `columns` returns the first of these results."""
         self._empty = self._empty or columns
 
     def add(self, columns: Mapping[Key, BlockColumn], rows: int) -> None:
@@ -315,8 +322,9 @@ class StepUnit(LoadedProcessor):
     def apply(self, block: Block) -> Block:
         """Return the function's rows for the block.
 
-        If there are as many as in the block, all keep their episodes. Otherwise the column `episode` decides which rows
-        each episode has left, maybe none; an episode that now ends without a flag is marked truncated.
+        If the function returns as many rows as it was given, each row stays in its episode. Otherwise the column
+        `episode` says which episode each row belongs to; an episode may have no rows left. An episode that now ends
+        without a flag is marked truncated.
         """
         steps = (block.first, block.first + block.rows)
         before = _Ends.of(block)
@@ -331,7 +339,11 @@ class StepUnit(LoadedProcessor):
 
 
 class _Ends:
-    """Episode numbers and end flags of a block's runs, taken before the function may change them."""
+    """The episode number of each run of a block, and whether its last row has an end flag.
+
+    Both are read before the function is called, because the function may edit the block. `episodes` is None if the
+    numbers are not known.
+    """
 
     def __init__(self, episodes: Numbers | None, marked: NDArray[np.bool_]) -> None:
         self.episodes = episodes
@@ -351,7 +363,11 @@ class _Ends:
 def _left(
     pieces: Pieces, episodes: Numbers | None, columns: Mapping[Key, BlockColumn], rows: int, given: int
 ) -> Pieces:
-    """The runs of a block after a function: `rows` rows, with episode numbers of the block in the same order."""
+    """Return the runs of a block after the function has returned another number of rows than it was `given`.
+
+    The column `episode` of the result assigns its `rows` rows to the runs: equal consecutive numbers are one run. The
+    numbers must be among `episodes`, in the same order; runs whose number does not occur have no rows left.
+    """
     counts = np.zeros(len(pieces), np.int64)
     if not rows:
         return Pieces(pieces.episode, counts, pieces.begins, pieces.ends)
@@ -389,10 +405,10 @@ def _left(
 
 
 class EpisodeUnit(LoadedProcessor):
-    """Unit `episode`: the T rows of an episode in, any number of rows out, of no, one or several episodes.
+    """Unit `episode`: the T rows of an episode in; any number of rows out, which form any number of episodes.
 
-    Generators are seeded by the number of the episode among those that take part. Blocks hold whole episodes. With
-    `new_flags_end` the function returns as many rows as it gets, and each flag that it sets ends an episode.
+    Blocks hold whole episodes. Generators are seeded by the number of the episode among the selected ones. With
+    `new_flags_end` the function must return as many rows as it gets, and each end flag that it adds ends an episode.
     """
 
     def __init__(self, function: UserFunction, seed: int, *, new_flags_end: bool = False) -> None:
@@ -403,8 +419,9 @@ class EpisodeUnit(LoadedProcessor):
     def apply(self, block: Block) -> Block:
         """Return the function's rows for each episode.
 
-        They are split into episodes where the column `episode` changes, and after a done flag whose next observation
-        differs from the following row. Ends without a flag are marked truncated if the original episode had one.
+        The rows are split into episodes where the column `episode` changes, and after each end flag whose next
+        observation differs from the observation of the following row. New ends without a flag are marked truncated if
+        the original episode had a flag at its end.
         """
         grown = ColumnBuffer(block.rows)
         runs: list[tuple[int, int, bool, bool]] = []
@@ -426,7 +443,7 @@ class EpisodeUnit(LoadedProcessor):
             key: BlockColumn(dtype, values[start : start + given]) for key, (dtype, values) in block.columns.items()
         }
         steps = (block.first + start, block.first + start + given)
-        before = flagged(part, np.arange(given))  # a copy: the function may edit the flags
+        before = flagged(part, np.arange(given))  # the function may edit the flags
         seed_generators(mixed_seed(self._seed, int(block.pieces.episode[place])))
         result = self._function(chunk_of(part, given), steps)
         with ResultRefused.on(steps):
@@ -444,8 +461,10 @@ class EpisodeUnit(LoadedProcessor):
 
 
 def _inner_ends(columns: Mapping[Key, BlockColumn], rows: int, kept: NDArray[np.bool_]) -> Numbers:
-    """Return the rows, except the last, that end an episode; a flag in `kept` does not count if the next row
-    follows.
+    """Return the rows, except the last, that end an episode.
+
+    An end flag in one of the rows `kept`, bool `[rows]`, does not count if the next row continues from its next
+    observation.
     """
     ends = np.zeros(rows - 1, np.bool_)
     if numbers_episodes(columns):
@@ -467,7 +486,7 @@ _NO_BATCH = torch.Size([])
 
 @dataclass(slots=True)
 class _RowLeaf:
-    """The destination of one leaf, and the tensors that can be copied there without conversion."""
+    """One leaf of the results: its key and layout, and `rows`, the destination of each row of the stretch."""
 
     key: Key
     dtype: torch.dtype
@@ -487,14 +506,18 @@ class _RowLeaf:
         )
 
 
-# The entries of a nest in the order in which the first row had them.
+# The entries of a nest of results, in the order in which the first row had them.
 _Plan: TypeAlias = "tuple[tuple[str, _RowLeaf | _Plan], ...]"
 
 
 class RowResults:
-    """The results of `rows` rows, each copied at once: the function may reuse its memory for the next one.
+    """The results of `rows` rows. Each is copied at once, because the function may reuse its memory for the next one.
 
-    The first row decides keys, element types and shapes. `put` counts rows within the last stretch of `start`.
+    The first row decides keys, element types and shapes. Rows are processed in stretches: `start` selects one, and
+    `put` takes the place of a row within it.
+
+    Checking a result in full takes longer than copying it. If a result has the entries of the first row in the same
+    order, as plain tensors of the same layout, they are copied without further checks.
     """
 
     def __init__(self, rows: int) -> None:
@@ -506,7 +529,7 @@ class RowResults:
         self._plan: _Plan = ()
 
     def forget_first(self) -> None:
-        """Let the first row decide again if it is in this stretch."""
+        """Let the first row decide the layout again, if it is in the current stretch."""
         if not self._stretch[0]:
             self._layout, self._arrays, self._leaves, self._plan = {}, {}, [], ()
 
@@ -517,7 +540,7 @@ class RowResults:
             leaf.rows = self._tensor(leaf.key)[start:stop].unbind(0)
 
     def put(self, place: int, result: Any) -> None:
-        """Copy the result for the row `place` of the stretch; ResultRefused unless it is one row like the first."""
+        """Copy the result for the row `place` of the stretch; ResultRefused unless it has the layout of the first."""
         if self._layout and self._put_at_once(place, result):
             return
         columns = row_of(result)
@@ -537,7 +560,7 @@ class RowResults:
             return False
         try:
             return _copied(result, self._plan, place)
-        except (ValueError, RuntimeError):  # another number of entries, or a tensor that has no shape
+        except (ValueError, RuntimeError):  # another number of entries, or a tensor without a shape
             return False
 
     def _decide(self, layout: Layout, result: Any) -> None:
@@ -564,7 +587,7 @@ class RowResults:
 
 
 def _copied(nest: Any, plan: _Plan, place: int) -> bool:
-    """Copy a nest with the planned entries; return whether it has them."""
+    """Copy a nest if it has exactly the planned entries; return whether it has."""
     if type(nest) is not TensorDict and type(nest) is not dict:
         return False
     entries: Mapping[str, Any] = nest
@@ -581,19 +604,24 @@ def _copied(nest: Any, plan: _Plan, place: int) -> bool:
     return True
 
 
-# The leaves of some rows: by name a tensor for each row, or such a nest again.
+# A nest of leaves, each a tuple with one tensor for each row.
 _Rows: TypeAlias = "dict[str, tuple[torch.Tensor, ...] | _Rows]"
 
 _FIRST, _MOST = 8, 256
+"""Rows of the first stretch and of the longest ones."""
+
 _PROBED = 8
+"""Rows that `RowUnit.probe` compares."""
 
 
 class RowUnit(LoadedProcessor):
     """Unit `row`: one row of batch size `[]` in, one out.
 
-    Row by row, generators are seeded by the number of the row, so that random numbers do not depend on blocks; under
-    vmap, which draws for all rows at once, by the number of the first row. To save the time for functions without
-    random numbers, a stretch of rows first runs without seeding, and again with it if that has changed a generator.
+    If the function is called row by row, the generators are seeded by the number of the row, so that random numbers do
+    not depend on blocks. Under vmap, which draws for all rows at once, they are seeded by the number of the first row.
+
+    Seeding takes longer than many functions do. Until the function is seen to use random numbers, a stretch of rows
+    runs without seeding; if that changed the state of a generator, the stretch runs again, with seeding.
     """
 
     def __init__(self, function: UserFunction, seed: int, vmap: bool | None) -> None:
@@ -603,22 +631,22 @@ class RowUnit(LoadedProcessor):
         self._draws = False
 
     def apply(self, block: Block) -> Block:
-        """Return one row for each row of the block; episodes stay the same."""
+        """Return one row for each row of the block; episodes are unchanged."""
         with self._function.running():
             columns = self._at_once(block, block.first) if self._vmap else self._one_by_one(block)
         return Block(columns, block.pieces, block.first)
 
     def probe(self, block: Block) -> bool:
-        """Whether vmap can be used: whether some rows have equal results with and without it."""
+        """Whether vmap can be used: a few rows must have equal results with and without it."""
         if not block.rows:
             return False
         try:
             with self._function.running():
-                # Use another seed than the loop, so that a function with random numbers gives other results.
+                # Use another seed than the loop: a function with random numbers must not be found equal.
                 at_once = self._at_once(_sample(block), ~block.first)
                 return _alike(at_once, self._one_by_one(_sample(block)))
         except (FunctionFailed, ResultRefused):
-            return False  # if it fails without vmap too, the run reports that
+            return False  # a function that also fails without vmap is reported by the run
 
     def _at_once(self, block: Block, number: int) -> dict[Key, BlockColumn]:
         seed_generators(mixed_seed(self._seed, number))
@@ -673,14 +701,14 @@ class RowUnit(LoadedProcessor):
 
 
 def _taken(block: Block, rows: Any, first: int) -> Block:
-    """Some rows of a block as a single run; views for a slice, copies for row numbers."""
+    """Return some rows of a block as a single run: views for a slice, copies for an array of row numbers."""
     columns = {key: BlockColumn(dtype, values[rows]) for key, (dtype, values) in block.columns.items()}
     count = len(range(block.rows)[rows]) if isinstance(rows, slice) else len(rows)
     return Block(columns, Pieces.of([0], [count], [True], [True]), first)
 
 
 def _sample(block: Block) -> Block:
-    """Copies of a few evenly spaced rows of a block."""
+    """Return copies of a few evenly spaced rows of a block."""
     return _taken(block, np.linspace(0, block.rows - 1, min(_PROBED, block.rows)).astype(np.int64), block.first)
 
 
@@ -696,7 +724,10 @@ def _unbound(block: Block) -> _Rows:
 
 
 def _row(rows: _Rows, place: int) -> TensorDict:
-    """One row of a nest as a tensordict of batch size `[]`; `_new_unsafe` because checks take most of the time."""
+    """Return one row of a nest as a tensordict of batch size `[]`.
+
+    `_new_unsafe` leaves out the checks of tensordict, which would take most of the time.
+    """
     entries: dict[Any, Any] = {
         name: inner[place] if isinstance(inner, tuple) else _row(inner, place) for name, inner in rows.items()
     }

@@ -1,1 +1,1 @@
-"""Recording: episodes of gymnasium environments, and rollouts of TorchRL, are written as datasets."""
+"""Recording: writes episodes of gymnasium environments, and rollouts of TorchRL, as datasets."""

@@ -1,4 +1,4 @@
-"""Wrappers of gymnasium that record what one environment, or each one of a vector environment, returns."""
+"""Wrappers of gymnasium that record the episodes of an environment, or of each environment of a vector environment."""
 
 from __future__ import annotations
 
@@ -30,29 +30,28 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
             observation, info = env.reset(seed=0)
             ...
 
-    Recorded are observations, actions, rewards, flags and infos exactly as the environment returns them, the seeds
-    given to `reset`, and the spec of the environment. Spaces may nest; texts, sequences and graphs are padded with
-    zeros, with their lengths stored beside them. Infos that cannot be stored are named in the manifest
-    (`dropped_keys`).
+    It records observations, actions, rewards, flags and infos exactly as the environment returns them, the seeds of
+    `reset`, and the spec of the environment. Spaces may be nested. Texts, sequences and graphs are padded with zeros,
+    and their lengths are stored beside them. Infos that cannot be stored are listed in the manifest (`dropped_keys`).
 
     Each episode is written when it ends, and survives if the process dies afterwards. Leaving the `with` block, or
-    calling `finish()`, turns the recording into a dataset in layout `packed`. After a crash, `rbtool repair DEST` does
-    the same for the episodes so far, and `resume=True` continues the recording. An episode interrupted by `reset`,
-    `finish` or an error of the environment is kept up to its last step, which becomes truncated, with the end reason
-    `end_of_file`.
+    calling `finish()`, turns the recording into a dataset in layout `packed`. After a crash, `rbtool repair DEST` makes
+    a dataset of the episodes so far, and `resume=True` continues the recording. An episode that is interrupted by
+    `reset`, `finish` or an error of the environment is kept up to its last step; this step is marked truncated, and the
+    end reason is `end_of_file`.
 
     Args:
         env: a single environment; for vector environments use `RecordVectorEpisodes`.
         dest: the folder of the dataset; it must be missing or empty unless `resume` is set.
         resume: continue the unfinished recording at `dest`. With `max_episodes`, a finished dataset that has all these
-            episodes is accepted, too, and left unchanged; `finish()` returns its manifest.
-        infos: whether to record infos.
-        render: record the frames of `env.render()` as `pixels`; needs an environment with `render_mode="rgb_array"`.
+            episodes is also accepted, and left unchanged; `finish()` returns its manifest.
+        infos: record infos.
+        render: record the frames of `env.render()` as `pixels`. The environment must have `render_mode="rgb_array"`.
         max_episodes: stop recording after this many episodes. The environment can still be used.
         sync_seconds: how many seconds of recording a power failure may cost, see `PackedStorage.create`.
 
     Raises:
-        UsageError (a ValueError): `dest` is occupied, or an argument makes no sense.
+        UsageError (a ValueError): `dest` is occupied, or an argument is invalid.
         SchemaError (a RuntimeError): a space, observation or action cannot be recorded unchanged.
     """
 
@@ -89,7 +88,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         )  # fmt: skip
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[_Obs, dict[str, Any]]:
-        """Reset the environment and begin an episode; an unfinished one is kept, truncated at its last step."""
+        """Reset the environment and begin an episode. An unfinished episode is kept, truncated at its last step."""
         require_seeds([seed])
         self.recorder.require_spaces(self.env.observation_space, self.env.action_space)
         self.recorder.cut_off(0)
@@ -102,7 +101,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         """Step the environment and record the step; at the end of an episode, write the episode."""
         if self._ended and self._autoreset:
             result = self.env.step(action)
-            self._ended = False  # set before `begin`, which may raise: the next step must not begin an episode again
+            self._ended = False  # before `begin`, which may raise: the next step must not begin an episode again
             self.recorder.begin(0, result[0], result[4], frame=self._frame())
             return result
         self.recorder.act(0, action)
@@ -132,7 +131,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         return self.recorder.finish()
 
     def close(self) -> None:
-        """Close the environment; a recording that is not finished stays as it is, and can be resumed."""
+        """Close the environment. An unfinished recording stays as it is, and can be resumed."""
         self.recorder.close()
         super().close()
 
@@ -149,7 +148,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
 
 
 def _resets_itself(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether the environment is wrapped in `Autoreset`: the step after an episode's end resets it."""
+    """Return whether the environment is wrapped in `Autoreset`, so that the step after an episode's end resets it."""
     inner: Any = env
     while isinstance(inner, gymnasium.Wrapper):
         if isinstance(inner, gymnasium.wrappers.Autoreset):
@@ -166,20 +165,20 @@ _WHOLE = "rbtool_whole_info"
 class RecordVectorEpisodes(VectorWrapper):
     """A wrapper that records every episode of each environment of a vector environment into one dataset at `dest`.
 
-    It records what `RecordEpisodes` records, with the same arguments. Episodes are stored in the order in which they
-    end. Boundaries are exact in every autoreset mode of gymnasium:
+    It records the same data as `RecordEpisodes`, and has the same arguments. Episodes are stored in the order in which
+    they end. Boundaries are exact in every autoreset mode of gymnasium:
 
     - `NEXT_STEP`: the step that resets an environment is not recorded as a step;
     - `SAME_STEP`: the last observation and info of an episode are taken from `final_obs` and `final_info`;
     - `DISABLED`: environments are reset by `reset(options={"reset_mask": mask})`.
 
-    The mode is taken from the environment (`autoreset_mode`, or its metadata). Infos are recorded as gymnasium batches
+    The mode is read from the environment (`autoreset_mode`, or its metadata). Infos are recorded as gymnasium batches
     them: it casts the numbers of an entry to the type that the first environment returned. Wrap the single environments
-    in `WholeInfos` to record each environment's infos unchanged.
+    in `WholeInfos` to record the infos of each environment unchanged.
 
     Args:
-        max_episodes: how many episodes to record in total. Each environment records an equal share (the first ones one
-            more if it does not divide), so that which episodes are recorded does not depend on timing.
+        max_episodes: the number of episodes to record in total. Each environment records an equal share (the first ones
+            one more if the number is not divisible). Which episodes are recorded then does not depend on timing.
         autoreset_mode: a `gymnasium.vector.AutoresetMode`, for environments that do not state their mode.
     """
 
@@ -247,7 +246,7 @@ class RecordVectorEpisodes(VectorWrapper):
         for lane, action in enumerate(iterate(self.env.action_space, actions)):
             if not resetting[lane]:
                 self.recorder.act(lane, action)
-        self._ended = np.zeros(self.num_envs, bool)  # after an error nothing is recorded before a reset
+        self._ended = np.zeros(self.num_envs, bool)  # after an error, nothing is recorded until a reset
         self._may_reset_again[:], self.recorder.lane = True, None
         try:
             result = self.env.step(actions)
@@ -259,10 +258,10 @@ class RecordVectorEpisodes(VectorWrapper):
         return result
 
     def _refuse_second_reset(self, lanes: list[int]) -> None:
-        """Raise if the step after this `reset` would reset an environment again, which would look like a real step.
+        """Raise UsageError if the step after this `reset` would reset an environment again.
 
-        Without shared memory the processes of an AsyncVectorEnv do not remember that they were reset (gymnasium 1.1 to
-        1.4).
+        The second reset would be recorded as a step. In gymnasium 1.1 to 1.4, the processes of an AsyncVectorEnv
+        without shared memory do not note that `reset` has been called.
         """
         env: Any = self.unwrapped
         if self._mode != "next" or not isinstance(env, AsyncVectorEnv) or env.shared_memory:
@@ -272,7 +271,7 @@ class RecordVectorEpisodes(VectorWrapper):
             raise UsageError(
                 f"environment {doubtful[0]} has ended its episode: without shared memory it resets again in the step "
                 "after this reset()",
-                hint="make the AsyncVectorEnv with shared_memory=True, or let it reset itself: call step()",
+                hint="create the AsyncVectorEnv with shared_memory=True, or call step() instead, which resets it",
             )
 
     def _observe(
@@ -304,10 +303,10 @@ class RecordVectorEpisodes(VectorWrapper):
         self, lane: int, row: Any, outcome: tuple[Any, Any, Any], infos: Mapping[str, Any], info: Mapping[str, Any],
         frame: Any,
     ) -> None:  # fmt: skip
-        """Record the last step of an episode and the first observation of the next, which came in one call."""
+        """Record the last step of an episode and the first observation of the next one, both of the same call."""
         if "final_obs" not in infos or not np.all(infos.get("_final_obs", np.ones(self.num_envs, bool))[lane]):
             raise SchemaError(f"environment {lane} ended its episode, but the infos have no final_obs for it")
-        after = getattr(self.unwrapped, "_env_obs", None)  # SyncVectorEnv keeps what the reset returned here, uncopied
+        after = getattr(self.unwrapped, "_env_obs", None)  # SyncVectorEnv stores the result of reset here, uncopied
         if after is not None and _shares(infos["final_obs"][lane], after[lane]):
             raise SchemaError(
                 f"environment {lane} reuses its observation array: its reset overwrote the episode's last observation",
@@ -341,8 +340,8 @@ class RecordVectorEpisodes(VectorWrapper):
         return self.recorder.finish()
 
     def close(self, **kwargs: Any) -> None:
-        """Close the environments; a recording that is not finished stays as it is, and can be resumed."""
-        if hasattr(self, "recorder"):  # gymnasium 1.2 also closes what its constructor refused
+        """Close the environments. An unfinished recording stays as it is, and can be resumed."""
+        if hasattr(self, "recorder"):  # gymnasium 1.2 also closes an object whose constructor has raised
             self.recorder.close()
         super().close(**kwargs)
 
@@ -375,13 +374,13 @@ class RecordVectorEpisodes(VectorWrapper):
 
 def _mode_of(env: VectorEnv[Any, Any, Any], asked: Any) -> str:
     stated = asked
-    if stated is None and env.metadata is env.unwrapped.metadata:  # no wrapper states another mode
+    if stated is None and env.metadata is env.unwrapped.metadata:  # no wrapper declares another mode
         stated = getattr(env.unwrapped, "autoreset_mode", None)  # environments may share one metadata (gymnasium 1.1)
     if stated is None:
         stated = env.metadata.get("autoreset_mode")
     mode = _MODES.get(str(getattr(stated, "value", stated)))
     if mode is None:
-        found = "does not state its autoreset mode" if stated is None else f"has the unknown autoreset mode {stated!r}"
+        found = "declares no autoreset mode" if stated is None else f"has the unknown autoreset mode {stated!r}"
         raise UsageError(
             f"the environment {found}, on which the ends of episodes depend",
             hint="give autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP, SAME_STEP or DISABLED",
@@ -438,7 +437,7 @@ def _copied(value: Any) -> Any:
 
 
 def lane_info(infos: Mapping[str, Any], lane: int, lanes: int) -> dict[str, Any]:
-    """Return the info of one environment from the batched infos, without entries whose mask `_NAME` is False for it."""
+    """Return the info of one environment from batched infos, without the entries whose mask `_NAME` is False for it."""
     found = {}
     if _WHOLE in infos:
         whole = infos[_WHOLE][lane]

@@ -1,14 +1,14 @@
-"""Records environments: an episode buffer for each lane gathers steps in memory, and one writer appends whole episodes.
+"""Recording of environments: each lane has a buffer for its current episode, and one writer appends whole episodes.
 
     env.reset, env.step  ->  EnvironmentRecorder  ->  EpisodeBuffer of the lane  ->  EpisodeWriter  ->  recording
-                             (`begin, act, observe`)  (the episode under way)        (layout, resume)   (packed folder)
+                             (`begin, act, observe`)  (the current episode)          (layout, resume)   (packed folder)
 
 The wrappers of single and of vector environments both use `EnvironmentRecorder`.
 
-An environment states spaces for observations and actions, and nothing for infos. So the leaves of infos follow from the
-values: a new entry is a new leaf, longer text and wider numbers widen one, and an entry that is a number in one episode
-and an array in another gets a leaf for each form, `info.x_number` and `info.x_3`. Each such change stores the
-recording again (`EpisodeWriter`), which is why sizes of text grow in powers of two.
+An environment declares spaces for observations and actions, but none for infos. The leaves of infos therefore follow
+from the values. A new entry adds a leaf. Longer text and wider numbers widen a leaf. An entry that is a number in one
+episode and an array in another gets a leaf for each form, such as `info.x_number` and `info.x_3`. Each such change
+rewrites the whole recording (`EpisodeWriter`), so the sizes of text grow in powers of two to make it rare.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class InfoRows:
                 kept = np.array(value)
             elif isinstance(value, Mapping):
                 if len(key) > _MOST_LEVELS:
-                    self._drop(key, f"it nests deeper than {_MOST_LEVELS} levels")
+                    self._drop(key, f"it is nested more than {_MOST_LEVELS} levels deep")
                 else:
                     self.put(row, value, key)
                 continue
@@ -126,11 +126,11 @@ class InfoRows:
         self.dropped.setdefault(key_name(key), why)
 
     def clear(self) -> None:
-        """Forget all rows, but not `dropped` and `renamed`."""
+        """Remove all rows; `dropped` and `renamed` stay."""
         self._found.clear()
 
     def take(self, length: int) -> dict[Key, RecordedInfo]:
-        """Return the columns of the first `length + 1` rows, and forget all rows."""
+        """Return the columns of the first `length + 1` rows, and remove all rows."""
         columns = {}
         found = {key: whole for key, each in self._found.items() if (whole := _first_rows(*each, length))[0]}
         self._found = defaultdict(lambda: ([], []))
@@ -180,13 +180,13 @@ class InfoRows:
 
 
 def _first_rows(rows: list[int], values: list[Any], length: int) -> tuple[list[int], list[Any]]:
-    """Leave out the row of a step that was interrupted before it was recorded completely."""
+    """Return the rows up to `length`: a later one belongs to a step that was interrupted while it was recorded."""
     count = sum(row <= length for row in rows) if rows[-1] > length else len(rows)
     return rows[:count], values[:count]
 
 
 def _part(name: Any) -> str:
-    """Return a name as part of a key; a name that ends like a mask's gets a trailing `_`."""
+    """Return a name as part of a key. A name with the suffix of masks gets a trailing `_`."""
     part = safe_part(str(name))
     return f"{part}_" if part.endswith(PRESENT) else part
 
@@ -226,7 +226,7 @@ def _stack(values: Sequence[Any]) -> Array | None:
 
 
 def holds(dtype: np.dtype[Any], values: Array) -> bool:
-    """Return whether the type holds these numbers exactly. Booleans and numbers never mix."""
+    """Return whether a type represents these numbers exactly. Booleans and numbers are never mixed."""
     if dtype == values.dtype:
         return True
     if "b" in (dtype.kind, values.dtype.kind) or np.result_type(dtype, values.dtype) != dtype:
@@ -247,7 +247,7 @@ def _shown(value: Any) -> str:
 
 
 MOST_FORMS = 16
-"""Most forms of one entry; the limit exists because every new form rewrites the recording."""
+"""The largest number of forms of one entry; limited because every new form rewrites the recording."""
 _FORM = r"text|number|\d+(?:x\d+)*"
 _RENAMED = re.compile(rf"(?P<entry>.+) \((?:shape )?(?P<form>{_FORM})\)")
 
@@ -267,17 +267,17 @@ def named_by_form(key: Key, form: str) -> Key:
     return (*key[:-1], f"{key[-1]}_{form}")
 
 
-def forms_there(key: Key, names: Iterable[Key]) -> int:
-    """Count the leaves that an entry with several forms has."""
+def count_forms(key: Key, names: Iterable[Key]) -> int:
+    """Count the leaves of an entry with several forms."""
     pattern = re.compile(rf"{re.escape(key[-1])}_(?:{_FORM})")
     return sum(name[:-1] == key[:-1] and pattern.fullmatch(name[-1]) is not None for name in names)
 
 
 def entries_of_many_forms(known: Mapping[Key, str], infos: Mapping[Key, RecordedInfo]) -> set[Key]:
-    """Return the entries whose leaves have to be named by their form, among an episode's and the known ones.
+    """Return the entries, known ones or of a new episode, whose leaves must be named by their form.
 
-    These are entries that have a different form than in earlier episodes, that are a value in one place and a dict in
-    another, and texts whose leaf of lengths would collide with another entry. `known` maps the entries of earlier
+    These are entries whose form differs from earlier episodes, entries that are a value in one place and a dict in
+    another, and texts whose leaf of lengths would have the name of another entry. `known` maps the entries of earlier
     episodes to their forms. The result does not depend on the order of the episodes.
     """
     found = {key: form_of(column) for key, column in infos.items()}
@@ -292,13 +292,13 @@ def entries_of_many_forms(known: Mapping[Key, str], infos: Mapping[Key, Recorded
 
 
 def renaming(key: Key, form: str) -> tuple[str, str]:
-    """Return the item of `renamed_keys` in the manifest that says where one form of an entry is stored."""
+    """Return the item of the manifest's `renamed_keys` for one form of an entry: its description and its leaf."""
     shown = form if form in {"text", "number"} else f"shape {form}"
     return f"{key_name(key)} ({shown})", key_name(named_by_form(key, form))
 
 
 def entries_renamed(renamed: Mapping[str, str], names: Iterable[Key]) -> Iterator[Key]:
-    """Yield the entries with leaves named by form, given `renamed_keys` and all leaves: the inverse of `renaming`."""
+    """Yield the entries whose leaves are named by form, from `renamed_keys` and all leaves; inverts `renaming`."""
     by_name = {key_name(name): name for name in names}
     for stated, name in renamed.items():
         found, leaf = _RENAMED.fullmatch(stated), by_name.get(name)
@@ -309,7 +309,7 @@ def entries_renamed(renamed: Mapping[str, str], names: Iterable[Key]) -> Iterato
 
 
 _WIDEST_ROW = 64 << 20
-"""Most bytes of a padded value; every row takes the space of the longest."""
+"""The largest size of a padded value in bytes. Every row has the size of the longest value."""
 _STEP_FIELDS = (
     Field(EPISODE, "int64", (), "id"), Field(NEXT_REWARD, "float64", (1,), "reward"),
     Field(NEXT_DONE, "bool", (1,), "done"), Field(NEXT_TERMINATED, "bool", (1,), "done"),
@@ -318,7 +318,7 @@ _STEP_FIELDS = (
 
 
 class RowLeaf(NamedTuple):
-    """A leaf of the environment. If `state` is set, n steps have n + 1 rows (observations), otherwise n (actions)."""
+    """A leaf of an environment. For n steps it has n + 1 rows if `state` is set (observations), else n (actions)."""
 
     leaf: RecordedLeaf
     state: bool
@@ -326,7 +326,11 @@ class RowLeaf(NamedTuple):
 
 @dataclass(slots=True)
 class RawEpisode:
-    """An episode of `length` steps in memory: `states` `[length + 1, *shape]`, `steps` `[length, *shape]`, infos."""
+    """An episode of `length` steps in memory, as it was recorded.
+
+    `states` are `[length + 1, *shape]`, `steps` are `[length, *shape]`. `cut_off` says that the episode was interrupted
+    before it ended.
+    """
 
     length: int
     leaves: tuple[RowLeaf, ...]
@@ -338,13 +342,13 @@ class RawEpisode:
 
 
 class InfoTiming(Enum):
-    """Which of the `length + 1` rows have an entry of the infos."""
+    """The rows, of `length + 1`, in which an entry of the infos is present."""
 
     STEPS = "steps"
-    """All but the row of `reset`: stored under `next` only."""
+    """All rows except the first, which is the info of `reset`. The entry is stored under `next` only."""
     ALL = "all"
     SOME = "some"
-    """Some rows; a mask beside the entry marks them."""
+    """Some rows. They are marked by a mask that is stored beside the entry."""
 
 
 def _timing(present: Array) -> InfoTiming:
@@ -387,10 +391,10 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The leaves of a recording: leaves of the spaces, and leaves of infos under the names by which they are stored.
+    """The leaves of a recording: `leaves` are those of the spaces, `infos` those of the infos by their stored names.
 
     Entries in `several` have different forms in different episodes, and one leaf for each form, see `named_by_form`.
-    A layout is immutable; `separated` and `grown` return the layout that also holds one more episode.
+    A layout is immutable: `separated` and `grown` return a new layout, which can also hold one more episode.
     """
 
     leaves: tuple[RowLeaf, ...]
@@ -438,7 +442,7 @@ class RowLayout:
         return cls(tuple(grown), infos)
 
     def separated(self, infos: Mapping[Key, RecordedInfo]) -> RowLayout:
-        """Return the layout in which entries that need it for this episode have one leaf per form."""
+        """Return the layout with a leaf for each form of those entries whose form in this episode is new."""
         known = {key: leaf.form for key, leaf in self.infos.items()}
         found = entries_of_many_forms(known, {key: one for key, one in infos.items() if key not in self.several})
         if not found:
@@ -458,7 +462,7 @@ class RowLayout:
         return {key: name for key, name in names.items() if name != key}
 
     def grown(self, raw: RawEpisode, ranges: Mapping[Key, FieldRange], *, first: bool = False) -> RowLayout:
-        """Return the layout widened to hold this episode; this object if it holds the episode already."""
+        """Return the layout widened so that it can hold this episode; this object if it can already."""
         leaves = tuple(
             RowLeaf(_grown(leaf, (raw.states if state else raw.steps)[leaf.key].shape[1:]), state)
             for leaf, state in self.leaves
@@ -480,7 +484,7 @@ class RowLayout:
         return self if same else RowLayout(leaves, dict(sorted(infos.items())), self.several)
 
     def columns(self, raw: RawEpisode, number: int) -> tuple[dict[Key, Array], dict[Key, Array]]:
-        """Return the states and steps of an episode in the form in which they are stored."""
+        """Convert an episode to the states and steps that are stored."""
         states: dict[Key, Array] = {}
         steps = dict(raw.steps)
         for leaf, state in self.leaves:
@@ -496,7 +500,7 @@ class RowLayout:
         return states, steps
 
     def raw(self, stored: RecordedEpisode) -> RawEpisode:
-        """Return a stored episode in the form that recorded it: the inverse of `columns`."""
+        """Convert a stored episode back to the recorded form: the inverse of `columns`."""
         states, steps, length = stored.states, stored.steps, stored.commit.row.length
         infos = {}
         for key, info in self.infos.items():
@@ -544,7 +548,7 @@ def fit_infos(layout: RowLayout, raw: RawEpisode, ranges: Mapping[Key, FieldRang
 
 
 def _range(key: Key, ranges: Mapping[Key, FieldRange]) -> FieldRange:
-    """Return the range of an entry. An episode's first row is at the root only, its last under `next` only."""
+    """Return the range of an entry over its two leaves: the first row is only at the root, the last only in `next`."""
     return merge_ranges(ranges.get(key), ranges.get((NEXT, *key)))
 
 
@@ -558,7 +562,7 @@ def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], kno
     if any(key[:depth] in lengths for depth in range(1, len(key) + 1)):
         return f"{key_name(key)!r} is the name of the lengths of a text"
     for entry in layout.several if known is None else ():
-        if key == named_by_form(entry, form_of(column)) and forms_there(entry, layout.infos) >= MOST_FORMS:
+        if key == named_by_form(entry, form_of(column)) and count_forms(entry, layout.infos) >= MOST_FORMS:
             return f"{key_name(entry)!r} has {MOST_FORMS} other forms, and no more are kept"
     others = layout.infos.keys() - {key}
     if any(key == one[: len(key)] or one == key[: len(one)] for one in others):
@@ -575,7 +579,7 @@ def _why_not(layout: RowLayout, key: Key, infos: Mapping[Key, RecordedInfo], kno
 
 
 def _common(dtype: str, values: Array, known_range: FieldRange) -> np.dtype[Any] | None:
-    """Return a type that holds `values` and all numbers of `dtype` within a range exactly; None if there is none."""
+    """Return a type that represents `values`, and all numbers of `dtype` within a range, exactly; None if none does."""
     own = np.dtype(dtype)
     if own == values.dtype or holds(own, values):
         return own
@@ -595,7 +599,7 @@ def _widened(known: InfoLeaf, column: RecordedInfo, known_range: FieldRange) -> 
 
 
 def _power(size: int) -> int:
-    """Return the next power of two, so that values that keep growing rewrite the recording only a few times."""
+    """Return the next power of two: values that keep growing then rewrite the recording only a few times."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
@@ -606,7 +610,7 @@ def _grown(leaf: RecordedLeaf, shape: tuple[int, ...]) -> RecordedLeaf:
     if int(np.prod(sizes, dtype=np.float64)) * np.dtype(leaf.dtype).itemsize > _WIDEST_ROW:
         raise SchemaError(
             f"{key_name(leaf.key)} has a value of shape {list(shape)}, too large to be recorded: "
-            f"every row takes the space of the longest, and that is limited to {_WIDEST_ROW >> 20} MiB"
+            f"every row takes the space of the longest, which is limited to {_WIDEST_ROW >> 20} MiB"
         )
     return replace(leaf, shape=sizes)
 
@@ -626,12 +630,13 @@ _ROOM = 64
 
 
 class EnvironmentRecorder:
-    """Records `lanes` environments with the same spaces; each lane has its own episode under way.
+    """Records `lanes` environments with the same spaces. Each lane has its own current episode.
 
-    With `max_episodes`, lane k records the episodes k, k + lanes, k + 2 lanes, … below that number and then stops, so
-    that which episodes are recorded does not depend on how fast the lanes are.
+    With `max_episodes`, lane k records the episodes k, k + lanes, k + 2 lanes, … below that number and then stops.
+    Which episodes are recorded therefore does not depend on the speed of the lanes.
 
-    A finished dataset that has all of them can be resumed, too: nothing is recorded, and `finish` returns its manifest.
+    `resume` also accepts a finished dataset that has all these episodes: nothing is recorded, and `finish` returns its
+    manifest.
     """
 
     def __init__(
@@ -674,7 +679,7 @@ class EnvironmentRecorder:
         self._numbers: list[int | None] = [self._next_number(lane) for lane in range(lanes)]
 
     def under_way(self) -> str:
-        """Name the current episode for messages, or all candidates if the lane is not known."""
+        """Name the current episode for messages; all current episodes if the lane is not known."""
         numbers = self._numbers if self.lane is None else [self._numbers[self.lane]]
         known = sorted(number for number in numbers if number is not None) or [self.writer.episodes]
         return f"episode {known[0]}" if len(known) == 1 else f"one of the episodes {', '.join(map(str, known))}"
@@ -695,7 +700,7 @@ class EnvironmentRecorder:
         return self._numbers[lane]
 
     def records(self, lane: int) -> bool:
-        """Return whether a lane still records; not after it has recorded its share of `max_episodes`."""
+        """Return whether a lane still records: it stops after its share of `max_episodes`."""
         return self._max_episodes is None or self._numbers[lane] is not None
 
     @property
@@ -710,12 +715,12 @@ class EnvironmentRecorder:
         ):
             if found is not space and found != space:
                 raise SchemaError(
-                    f"the {name} space changed: it is {_brief(found)}, recorded is {_brief(space)}",
+                    f"the {name} space changed: it is {_brief(found)}, and the recording has {_brief(space)}",
                     hint="record each space to a dataset of its own",
                 )
 
     def begin(self, lane: int, observation: Any, info: Any, *, seed: int | None = None, frame: Any = None) -> None:
-        """Begin an episode with what `reset` returned; an unfinished episode is cut off first."""
+        """Begin an episode with the result of `reset`; an unfinished episode is cut off first."""
         self.lane = lane
         self.cut_off(lane)
         if self.records(lane):
@@ -730,7 +735,7 @@ class EnvironmentRecorder:
     def observe(
         self, lane: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any = None
     ) -> bool:
-        """Record a step, write the episode if the step ended it, and return whether it did."""
+        """Record a step. If it ends the episode, write the episode and return True."""
         self.lane = lane
         if not self.records(lane):
             return bool(terminated or truncated)
@@ -742,13 +747,14 @@ class EnvironmentRecorder:
     def interrupt(self) -> None:
         """Accept no more steps of the current episodes after an error, because a step may be missing.
 
-        Their steps so far are cut off and written at the next `reset` or `finish`, or at the end of the `with` block.
+        Their recorded steps are written, as cut-off episodes, at the next `reset` or `finish`, or at the end of the
+        `with` block.
         """
         for buffer in self._lanes:
             buffer.is_open = False
 
     def cut_off(self, lane: int) -> None:
-        """Write the unfinished episode of a lane, if it has a step; its last step becomes truncated."""
+        """Write the unfinished episode of a lane, if it has a step; its last step is marked truncated."""
         if self._lanes[lane].length and not self.writer.is_closed:
             self._write(lane)
         self._lanes[lane].discard()
@@ -763,7 +769,7 @@ class EnvironmentRecorder:
             self._numbers[lane] = self._next_number(lane)
 
     def discard(self) -> None:
-        """Forget the unfinished episodes."""
+        """Discard the unfinished episodes."""
         for buffer in self._lanes:
             buffer.discard()
 
@@ -786,7 +792,7 @@ class EnvironmentRecorder:
             if error is None:
                 self.finish()
                 return
-            with contextlib.suppress(RbtoolError, OSError):  # the original error is the one to show
+            with contextlib.suppress(RbtoolError, OSError):  # the original error is raised
                 for lane in range(len(self._lanes)):
                     self.cut_off(lane)
         except BaseException as raised:
@@ -799,12 +805,12 @@ class EnvironmentRecorder:
                     error.add_note(f"hint: {self.kept()}")
 
     def abandon(self) -> None:
-        """Close after an error, and suppress errors of closing: the original error is the one to show."""
+        """Close after an error. Errors of closing are suppressed, so that the original error is raised."""
         with contextlib.suppress(RbtoolError, OSError):
             self.close()
 
     def kept(self) -> str:
-        """Return the hint that says what an interrupted recording holds and what to do with it."""
+        """Return a hint on the episodes that an interrupted recording has, and how to continue or repair it."""
         episodes, dest = self.writer.episodes, self.writer.dest
         many = f"{counted(episodes, 'episode')} {'is' if episodes == 1 else 'are'}"
         return f"{many} kept; make a dataset of {dest}: rbtool repair {shlex.quote(str(dest))}, or continue with resume"
@@ -831,7 +837,7 @@ def _brief(space: Any) -> str:
 
 
 def _spec_document(spec: Any) -> Any:
-    """Return the spec of an environment as a JSON document, without what JSON cannot hold; None without a spec."""
+    """Return the spec of an environment as a JSON document, if need be simplified; None without a spec."""
     if spec is None:
         return None
     try:
@@ -842,7 +848,7 @@ def _spec_document(spec: Any) -> Any:
 
 
 class _Rows:
-    """The rows of one leaf; the array is reused from one episode to the next."""
+    """The rows of one leaf in the current episode. The array is reused for the next episode."""
 
     def __init__(self, leaf: RecordedLeaf) -> None:
         self.leaf = leaf
@@ -850,7 +856,7 @@ class _Rows:
         self._held: list[Array] = []
 
     def put(self, row: int, value: Any) -> None:
-        """Copy a value to a row, which is the next one or belongs to a step that was not completed."""
+        """Copy a value to a row: the next one, or the last one again if its step was not completed."""
         array = self._array
         if array is None:
             del self._held[row:]
@@ -868,11 +874,11 @@ class _Rows:
 
 
 class EpisodeBuffer:
-    """Gathers the steps of one episode at a time in memory.
+    """Collects the steps of one episode at a time in memory.
 
-    A step comes in two parts: `act` checks and keeps the action before the environment is stepped, `observe` keeps what
-    the step returned. An error in either keeps the steps before it, and the buffer accepts no step until the next
-    `begin`: otherwise the episode would have a gap.
+    A step is recorded in two parts: `act` checks and stores the action before the environment is stepped, `observe`
+    stores the result of the step. After an error in either, the earlier steps are kept, and the buffer accepts no
+    further step until the next `begin`: otherwise the episode would have a gap.
     """
 
     def __init__(self, observation: Encoder, action: Encoder, *, infos: bool = True) -> None:
@@ -890,12 +896,12 @@ class EpisodeBuffer:
 
     @property
     def dropped(self) -> Mapping[str, str]:
-        """Names of the infos that cannot be stored, and the reasons."""
+        """The names of infos that cannot be stored, mapped to the reasons."""
         return self._infos.dropped if self._infos is not None else {}
 
     @property
     def renamed(self) -> Mapping[str, str]:
-        """Names of infos that are stored under another name, and that name."""
+        """The names of infos that are stored under another name, mapped to that name."""
         return self._infos.renamed if self._infos is not None else {}
 
     @property
@@ -905,13 +911,13 @@ class EpisodeBuffer:
         return (*(RowLeaf(one.leaf, True) for one in states), *(RowLeaf(one.leaf, False) for one in self._steps))
 
     def begin(self, observation: Any, info: Mapping[Any, Any], *, seed: int | None = None, frame: Any = None) -> None:
-        """Begin an episode with what `reset` returned; the steps of an unfinished one are lost."""
+        """Begin an episode with the result of `reset`. The steps of an unfinished episode are discarded."""
         self.discard()
         self._put_state(0, observation, info, frame)
         self.seed, self.is_open = seed, True
 
     def act(self, action: Any) -> None:
-        """Check and keep the action of the next step. UsageError if no episode has begun."""
+        """Check and store the action of the next step. UsageError if no episode has begun."""
         if not self.is_open:
             raise UsageError("step() comes after the end of an episode: call reset() first")
         values = self._action.encode(action)
@@ -927,8 +933,8 @@ class EpisodeBuffer:
         info: Mapping[Any, Any],
         frame: Any = None,
     ) -> bool:
-        """Keep what the step returned; return whether the episode ended."""
-        self.is_open = False  # until the step is kept completely
+        """Store the result of a step; return whether the episode ended."""
+        self.is_open = False  # until the step is stored completely
         if type(reward) is not float:
             reward = _reward(reward)
         ended = (bool(terminated), bool(truncated))
@@ -967,9 +973,9 @@ class EpisodeBuffer:
         self._pixels.put(row, found)
 
     def take(self) -> RawEpisode:
-        """Return the episode, which needs at least one step, and empty the buffer.
+        """Return the episode, which must have at least one step, and empty the buffer.
 
-        The arrays are valid until the next `begin`. If the episode has not ended, its last step becomes truncated.
+        The arrays are valid until the next `begin`. If the episode has not ended, its last step is marked truncated.
         """
         length = self.length
         terminated, truncated = (
@@ -989,7 +995,7 @@ class EpisodeBuffer:
         return raw
 
     def discard(self) -> None:
-        """Forget the current episode."""
+        """Discard the current episode."""
         self.is_open, self.length, self.seed = False, 0, None
         self._rewards, self._terminated, self._truncated = [], [], []
         if self._infos is not None:
@@ -1012,14 +1018,14 @@ def _reward(reward: Any) -> float:
 
 
 class EpisodeWriter:
-    """Appends episodes to a recording at `dest`; when `add` returns, the episode survives the death of the process.
+    """Appends episodes to a recording at `dest`. When `add` returns, the episode survives the death of the process.
 
     With `resume`, an unfinished recording at `dest` is continued, and a finished one is left unchanged if it has all
-    `wanted` episodes. UsageError if `dest` holds anything else.
+    `wanted` episodes. UsageError for anything else at `dest`.
 
-    `add` first finds the layout that holds the new episode. As long as that is the current layout, the episode is
-    appended. Otherwise all episodes are rewritten with the wider layout into a sibling folder, which then takes the
-    place of the recording atomically (`_rewritten`).
+    `add` first determines the layout that can hold the new episode. If it is the current layout, the episode is
+    appended. Otherwise all episodes are rewritten with the wider layout into a sibling folder, which then replaces the
+    recording atomically (`_rewritten`).
     """
 
     def __init__(
@@ -1041,7 +1047,7 @@ class EpisodeWriter:
         self._next = 0
         self.is_closed = False
         mend(dest)
-        sweep(dest)  # leftovers of a process that died while it rewrote a recording
+        sweep(dest)  # removes the leftovers of a process that died while it rewrote a recording
         occupied = dest.exists() and (not dest.is_dir() or any(dest.iterdir()))
         if occupied and resume:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -1058,7 +1064,7 @@ class EpisodeWriter:
         elif occupied:
             raise _occupied(dest)
         elif not dest.exists():
-            fs.make_folder(dest)  # fails now rather than after an environment ran for hours
+            fs.make_folder(dest)  # so that an error occurs now, not after the environment has run for hours
             self._made = True
 
     def describe(self, arguments: Mapping[str, Any]) -> None:
@@ -1128,7 +1134,7 @@ class EpisodeWriter:
             self._recorder = recorder
             self._origin.save(self.dest)
         elif grown is not before:
-            if noted:  # saved before the rewrite, so that `renamed_keys` never lacks the name of a stored leaf
+            if noted:  # save before the rewrite, so that `renamed_keys` has the name of every stored leaf at any time
                 self._note(lost, names)
             recorder, noted = self._rewritten(recorder, before, grown), False
         self._layout = grown
@@ -1140,7 +1146,7 @@ class EpisodeWriter:
         self._next = max(self._next, number + 1)
 
     def _renamings(self, before: RowLayout, layout: RowLayout, raw: RawEpisode) -> dict[str, str]:
-        """Return the items of `renamed_keys` for the forms of this episode, and for earlier ones that are named now."""
+        """Return the items of `renamed_keys` for the forms in this episode and in the earlier ones."""
         forms = [(key, form_of(one)) for key, one in raw.infos.items()]
         forms += [(key, leaf.form) for key, leaf in before.infos.items()]
         return dict(renaming(key, form) for key, form in forms if key in layout.several)
@@ -1167,15 +1173,15 @@ class EpisodeWriter:
             new.sync()
             aside = _put_in_place(built, self.dest)
         except BaseException:
-            with contextlib.suppress(OSError):  # leftovers are swept by whoever opens the recording next
+            with contextlib.suppress(OSError):  # the next process that opens the recording removes leftovers
                 new.close()
                 fs.remove(built)
             raise
-        self._recorder, self._layout = new, grown  # first of all: the old recorder's files are no longer at dest
+        self._recorder, self._layout = new, grown  # first, because the old recorder's files are no longer at `dest`
         new.moved(self.dest, self._sync_seconds)
         old.close()
         fs.sync_folder(self.dest.parent)
-        with contextlib.suppress(OSError):  # the next process that opens the recording sweeps it
+        with contextlib.suppress(OSError):  # the next process that opens the recording removes it
             fs.remove(aside)
         return new
 
@@ -1199,7 +1205,7 @@ class EpisodeWriter:
         return manifest
 
     def close(self) -> None:
-        """Stop without making a dataset. Episodes stay; a folder that was created for none is removed."""
+        """Stop without making a dataset. Written episodes stay; a new folder without episodes is removed."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -1214,9 +1220,9 @@ class EpisodeWriter:
 
 
 def finished_recording(dest: Path, wanted: int) -> tuple[Manifest, list[int]] | None:
-    """Return manifest and episode numbers of a finished recording; None if it lacks one of the `wanted` episodes.
+    """Return the manifest and the episode numbers of a finished recording that has all `wanted` episodes.
 
-    None also for anything else at `dest`.
+    None if one is missing, or if `dest` is not a finished recording.
     """
     if not has_manifest(dest):
         return None
@@ -1227,7 +1233,7 @@ def finished_recording(dest: Path, wanted: int) -> tuple[Manifest, list[int]] | 
 
 
 def _moved(key: Key, moved: Mapping[Key, Key]) -> Key:
-    """Return the key of a leaf, at the root or under `next`, after infos got new names."""
+    """Return the new key of a leaf, at the root or under `next`, given the new names of infos."""
     return (NEXT, *moved.get(key[1:], key[1:])) if key[0] == NEXT else moved.get(key, key)
 
 
@@ -1242,7 +1248,7 @@ def _occupied(dest: Path) -> UsageError:
 
 
 def _put_in_place(built: Path, dest: Path) -> Path:
-    """Put a folder in the place of another, and return where that one is now. On an error nothing changes."""
+    """Replace the folder `dest` by `built`; return where the replaced one is now. An error changes nothing."""
     if fs.exchange(built, dest):
         return built
     aside = new_sibling(dest, aside=True)
@@ -1256,7 +1262,7 @@ def _put_in_place(built: Path, dest: Path) -> Path:
 
 
 def _require_same(recorded: RecordedOrigin, found: RecordedOrigin, dest: Path) -> None:
-    """Raise if a recording would be resumed with another environment, or with other spaces."""
+    """Raise UsageError if a recording would be resumed with another environment, SchemaError for other spaces."""
     if recorded.asked != found.asked:
         raise UsageError(f"{dest} was recorded from {recorded.asked}, expected the same environment, not {found.asked}")
     spaces = parse_json(dump_json(dict(found.spaces)), "the spaces")

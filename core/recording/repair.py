@@ -1,4 +1,9 @@
-"""`repair`: restore the longest sound beginning of a recording that was cut short; and continue recordings."""
+"""Repair and continuation of interrupted recordings.
+
+Each finished episode has a record in a log, `COMMITS`, and in a copy of it. A record contains the digests of the
+episode's rows. The sound beginning of a recording are the episodes up to the first one whose record or rows are
+damaged: `repair` makes a dataset of them, and `continued` appends to them. Rows after the last sound episode are cut.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +54,13 @@ from ..ted.schema import NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult(Result):
-    """The restored dataset at `path`: `steps` in `episodes`.
+    """The restored dataset at `path`, with `steps` steps in `episodes` episodes.
 
-    `lost_episodes` were finished and are damaged, or follow a damaged one; `cut_bytes` belong to no valid episode. The
-    files `remade` were damaged and could be rebuilt without loss. `repaired` is False if there was nothing to do or
-    with `dry_run`.
+    Attributes:
+        lost_episodes: finished episodes that are damaged, or follow a damaged one.
+        cut_bytes: bytes that belong to no valid episode.
+        remade: damaged files that could be rebuilt without loss.
+        repaired: False if nothing was to be done, and with `dry_run`.
     """
 
     kind: ClassVar[str] = "repair"
@@ -79,24 +86,24 @@ def repair(
 ) -> RepairResult:
     """Restore the longest valid prefix of a recording as a dataset.
 
-    Every byte is compared with the digest that was recorded when its episode was finished. The unfinished episode is
-    cut. A recording that is a valid dataset already is left as it is.
+    Every byte is compared with the digest that was recorded when its episode was finished. The rows of an unfinished
+    episode are removed. A recording that is a valid dataset already is left unchanged.
 
     Args:
         path: the folder of the recording.
-        yes: discard finished episodes that are damaged, follow a damaged one, or are missing from the log.
-        dry_run: do everything but writing.
-        progress: shows how far it is; default: nothing is shown.
+        yes: agree to discard finished episodes that are damaged, follow a damaged one, or are missing from the log.
+        dry_run: do everything except writing.
+        progress: reports the progress. Default: no report.
 
     Returns:
-        What was kept and what was discarded.
+        The numbers of steps and episodes that were kept, and of those that were discarded.
 
     Raises:
-        DatasetNotFoundError: nothing is at `path`.
-        FormatError: it is not a recording.
-        CorruptDataError: episodes would be discarded without `yes`, none would be kept, or the contents cannot be
-            determined.
-        UsageError: another process records there.
+        DatasetNotFoundError: `path` does not exist.
+        FormatError: `path` is not a recording.
+        CorruptDataError: episodes would be discarded and `yes` is not set, no episode would be kept, or the contents
+            cannot be determined.
+        UsageError: another process is recording to this folder.
     """
     started, folder, progress = time.perf_counter(), fs.expanded(path).absolute(), progress or Silent()
     mend(folder)
@@ -107,7 +114,7 @@ def repair(
     progress.done()
     require_restorable(folder, state)
     if state.lost and not yes and not dry_run:
-        raise CorruptDataError(_loss(folder, state), hint="add --yes to keep what can be, and to give up the rest")
+        raise CorruptDataError(_loss(folder, state), hint="add --yes to keep these and to discard the rest")
     digest = Manifest.load(folder).content_digest if state.sealed else None
     if not state.sealed and not dry_run:
         digest = repair_recording(folder, state).content_digest
@@ -129,7 +136,7 @@ def _loss(folder: Path, state: RecordingState) -> str:
     """Return a message that names the episodes that would be discarded, and the reason."""
     least, total = "at least " * state.unlisted, len(state.commits) + state.lost
     reason = (
-        f"{COMMITS} was cut, and nothing is left to compare the others with"
+        f"{COMMITS} was cut, and has no digests of the others"
         if state.unlisted
         else f"{state.missing[0]} is missing"
         if state.missing
@@ -142,11 +149,13 @@ def _loss(folder: Path, state: RecordingState) -> str:
 
 
 class CommitsFound(NamedTuple):
-    """The combined content of log and copy.
+    """The combined contents of the log and its copy.
 
-    `commits` is their longest sound beginning. `promised` counts the complete records of the longer one; a torn record
-    at the end promised nothing. `mark` identifies the schema, None if no record has it. `damaged` lists the files that
-    lack a record which the other one has.
+    Attributes:
+        commits: the records up to the first one that is damaged in both files.
+        promised: the number of complete records in the longer file; an incomplete one at the end does not count.
+        mark: identifies the schema; None if there is no record.
+        damaged: the files that lack a record of the other file.
     """
 
     commits: list[Commit]
@@ -156,7 +165,7 @@ class CommitsFound(NamedTuple):
 
 
 def read_commits(folder: Path) -> CommitsFound:
-    """Read log and copy, each of which may be missing, record by record from whichever has it sound."""
+    """Read the log and its copy, either of which may be missing; take each record from a file in which it is sound."""
     logs = {name: records_in(_bytes(folder / name)) for name in (COMMITS, COMMITS_COPY)}
     promised = max(len(log) for log in logs.values())
     commits: list[Commit] = []
@@ -166,7 +175,7 @@ def read_commits(folder: Path) -> CommitsFound:
         found = {name: _is_sound(log, number, steps) for name, log in logs.items()}
         if not any(found.values()):
             break
-        # The copy may end early: the system writes it when it likes to.
+        # The copy may end early: it is only flushed to the disk when the recording ends.
         damaged |= {
             name for name, sound in found.items() if not sound and (name == COMMITS or number < len(logs[name]))
         }
@@ -177,13 +186,13 @@ def read_commits(folder: Path) -> CommitsFound:
 
 
 def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
-    """The log, and the copy, of these episodes."""
+    """Return the contents of the log for these episodes, which are also those of the copy."""
     mark = schema_mark(schema)
     return b"".join(commit.to_bytes(number, mark) for number, commit in enumerate(commits))
 
 
 def _is_sound(log: Array, number: int, steps: int) -> bool:
-    """Return whether record `number`, preceded by `steps` steps, is as it was written."""
+    """Return whether record `number`, preceded by `steps` steps, is undamaged."""
     if number >= len(log):
         return False
     record = log[number]
@@ -197,13 +206,13 @@ def _bytes(path: Path) -> bytes:
 
 
 class _Recording(NamedTuple):
-    """The document `recording.json`, but for its version and its digest."""
+    """The document `recording.json`, without its version and its digest."""
 
     fields: tuple[FieldEntry, ...]
 
 
 class RecordedFields(NamedTuple):
-    """The leaves of a recording and their layout; `damaged` is the file, if any, that does not describe it."""
+    """The leaves of a recording and their layout; `damaged` is the file, if any, that does not describe them."""
 
     fields: tuple[Field, ...]
     schema: PackedSchema
@@ -211,17 +220,17 @@ class RecordedFields(NamedTuple):
 
 
 def read_fields(folder: Path, mark: int | None) -> RecordedFields:
-    """Read what is recorded in a folder from `recording.json`, or, where that is damaged, from `schema.json`.
+    """Read the leaves of a recording from `recording.json`, or from `schema.json` if the former is damaged.
 
-    `mark` is what the log states about the schema, None where it does not. FormatError for a folder that nothing was
-    recorded in, and for newer versions; CorruptDataError where neither file is whole.
+    `mark` is the digest of the schema in the log, None if it is not known. FormatError for a folder that is not a
+    recording, and for newer versions; CorruptDataError if both files are damaged.
     """
     if not any((folder / name).is_file() for name in (RECORDING, COMMITS, COMMITS_COPY)):
         raise FormatError(
             f"{folder} is not a recording: it has no {RECORDING}",
-            hint="what was converted or downloaded is made again from its source"
+            hint="a dataset that was converted or downloaded can be made again from its source"
             if (folder / HIDDEN).is_dir()
-            else "name the folder that episodes were recorded in",
+            else "name the folder of a recording",
         )
     for name, parse in ((RECORDING, _described), (SCHEMA, _laid_out)):
         fields = parse(folder / name)
@@ -232,13 +241,13 @@ def read_fields(folder: Path, mark: int | None) -> RecordedFields:
             whole = (folder / SCHEMA).is_file() and read_regular(folder / SCHEMA) == schema.to_bytes()
             return RecordedFields(fields, schema, (RECORDING,) if name == SCHEMA else () if whole else (SCHEMA,))
     raise CorruptDataError(
-        f"{folder} does not say what was recorded: {RECORDING} and {SCHEMA} are both missing, damaged, or of another "
+        f"{folder} does not describe its leaves: {RECORDING} and {SCHEMA} are both missing, damaged, or of another "
         "recording"
     )
 
 
 def _described(path: Path) -> tuple[Field, ...] | None:
-    """The leaves that `recording.json` names; None where it is not as it was written."""
+    """Return the leaves in `recording.json`; None if the file is damaged."""
     document = _document(path)
     if not isinstance(document, dict) or document.get("digest") != document_digest(document, "digest"):
         return None
@@ -248,11 +257,11 @@ def _described(path: Path) -> tuple[Field, ...] | None:
         fields = decode(_Recording, document, str(path)).fields
     except FormatError:
         return None
-    return fields if fields_bytes(fields) == read_regular(path) else None  # a digest sees through white space
+    return fields if fields_bytes(fields) == read_regular(path) else None  # the digest ignores white space
 
 
 def _laid_out(path: Path) -> tuple[Field, ...] | None:
-    """The leaves that `schema.json` has a place for, those under `next` last; None where it contradicts itself."""
+    """Return the leaves in `schema.json`, those under `next` last; None if the file is damaged."""
     try:
         entries = decode(SchemaDocument, _document(path), str(path)).fields
         stored = [Field(entry.key, entry.dtype, entry.shape, entry.role) for entry in entries]
@@ -279,22 +288,26 @@ _FLAGS = frozenset({NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED})
 
 
 def unlisted_episodes(folder: Path, schema: PackedSchema, sizes: Mapping[str, int]) -> int:
-    """Count the finished episodes after the logged ones, which take `sizes` bytes of the files.
+    """Count the finished episodes that follow the logged ones, which take `sizes` bytes of the files.
 
-    An episode is written when it has ended, and logged before the next one is written. A crash can thus leave one
-    unlogged episode, which is not counted. An end is a step with a flag, followed by the record of the last state,
-    whose step fields are zero; nothing is known about rows without flags.
+    An episode is written after it has ended, and logged before the next one is written. A crash can therefore leave one
+    unlogged episode at the end, which is not counted; more than one means that the log was cut. The end of an episode
+    is a step with an end flag, followed by the record of the last state, in which all fields of steps are zero:
+
+        s s s E 0   s s E 0   s s        s: step, E: step with a flag, 0: last state
+
+    Without end flags in the records, episodes cannot be counted.
     """
     path, width = folder / RECORDS, schema.record_bytes
     size = path.stat().st_size if path.is_file() else 0
     ends = list(_ends(path, schema, sizes[RECORDS] // width, size // width))
     if ends and ends[-1] * width == size:
-        ends.pop()  # nothing comes after it, so it may be the one under way
+        ends.pop()  # the last episode in the file may be unlogged after a crash
     return len(ends)
 
 
 def _ends(path: Path, schema: PackedSchema, first: int, stop: int) -> Iterator[int]:
-    """Yield the number of the record behind each episode among the records `[first, stop)`."""
+    """Yield the number of the record after each episode among the records `[first, stop)`."""
     steps = [one for one in schema.in_records if not one.state]
     flags = [one for one in steps if one.field.key in _FLAGS and one.field.dtype == "bool"]
     if not flags or stop <= first:
@@ -314,24 +327,25 @@ def _ends(path: Path, schema: PackedSchema, first: int, stop: int) -> Iterator[i
 
 
 def _nonzero(records: Array, offset: int, size: int) -> Array:
-    """Mark the records that have a bit set in some of their bytes."""
+    """Return which records have a byte other than 0 in a field, bool `[records]`."""
     return np.asarray(records[:, offset : offset + size].any(1))
 
 
-_FROM_A_COPY = "if there is a copy of the folder, take what is damaged from there"
+_FROM_A_COPY = "if there is a copy of the folder, restore the damaged files from it"
 
 
 @dataclass(frozen=True)
 class RecordingState:
-    """What is in a recording: the episodes of its longest sound beginning, and what else was found.
+    """The result of examining a recording: `commits` are the episodes of its sound beginning.
 
     Attributes:
-        lost: finished episodes after that. The first of them is damaged, or, with `unlisted`, neither log nor copy
-            lists it, although its rows exist or the manifest refers to it.
+        lost: the number of finished episodes after the sound beginning.
+        unlisted: the first of these is missing in the log and in its copy, although its rows exist or the manifest
+            counts it. Otherwise it is damaged.
         surplus: bytes that belong to no sound episode.
-        damaged: files that can be restored from an undamaged twin.
+        damaged: files that can be rebuilt from another file.
         missing: data files that do not exist although there are rows for them.
-        sealed: the folder is a sound dataset as it is.
+        sealed: the folder is a valid dataset as it is.
     """
 
     fields: tuple[Field, ...]
@@ -346,7 +360,7 @@ class RecordingState:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each data file that the sound episodes take."""
+        """The number of bytes that the sound episodes take in each data file."""
         steps = self.commits[-1].steps if self.commits else 0
         explicit = self.commits[-1].explicit_stop if self.commits else 0
         rows = {"record": steps + len(self.commits), "step": steps, "explicit": explicit}
@@ -354,10 +368,10 @@ class RecordingState:
 
 
 def examine_recording(folder: Path, progress: Callable[[int], None] = lambda episodes: None) -> RecordingState:
-    """Read all of a recording and find its longest sound beginning; changes nothing.
+    """Read a whole recording and find its sound beginning. Nothing is changed.
 
-    `progress` receives the episodes read. FormatError for a folder that nothing was recorded in, CorruptDataError
-    where it is not known any more what was recorded.
+    `progress` is called with the number of episodes read. FormatError for a folder that is not a recording,
+    CorruptDataError if the files that describe its leaves are damaged.
     """
     log = read_commits(folder)
     fields, schema, damaged = read_fields(folder, log.mark)
@@ -380,21 +394,21 @@ def examine_recording(folder: Path, progress: Callable[[int], None] = lambda epi
 
 
 def require_restorable(folder: Path, state: RecordingState) -> None:
-    """Raise CorruptDataError where repairing would keep no episode of those that were finished."""
+    """Raise CorruptDataError if there are finished episodes, but none can be restored."""
     if state.commits or not (state.lost or state.missing):
         return
     many = f"{state.lost:,} finished episode{'s' * (state.lost > 1)}"
     many = f"at least {many}" if state.unlisted else many
     what = f"not one of {many} can be restored" if state.lost else "every episode needs it"
     if state.missing:
-        hint = f"bring {' and '.join(state.missing)} back, from a copy for example"
+        hint = f"restore {' and '.join(state.missing)}, for example from a copy"
         raise CorruptDataError(f"{folder / state.missing[0]} is missing: {what}", hint=hint)
-    why = f"{COMMITS} and {COMMITS_COPY} do not name them" if state.unlisted else "the first one is damaged"
+    why = f"{COMMITS} and {COMMITS_COPY} do not list them" if state.unlisted else "the first one is damaged"
     raise CorruptDataError(f"{folder}: {what}, because {why}; nothing was changed", hint=_FROM_A_COPY)
 
 
 def _missing(folder: Path, widths: Mapping[str, tuple[int, str]], commits: Sequence[Commit]) -> Iterator[str]:
-    """Return the missing data files; files of explicit next rows only if an episode has some."""
+    """Yield the missing data files. Files of explicit next rows only count if an episode has such rows."""
     explicit = bool(commits) and commits[-1].explicit_stop > 0
     for name, (_, kind) in widths.items():
         if (kind != "explicit" or explicit) and not (folder / name).is_file():
@@ -402,17 +416,17 @@ def _missing(folder: Path, widths: Mapping[str, tuple[int, str]], commits: Seque
 
 
 def repair_recording(folder: Path, state: RecordingState) -> Manifest:
-    """Cut the files of a recording to the episodes that were found sound, and make a dataset of it.
+    """Cut the files of a recording to its sound episodes, and make a dataset of it.
 
-    Cut short itself, it can be run again. UsageError while another process is recording there, CorruptDataError, and
-    nothing changes, where no episode of those that were finished would be kept.
+    If this is interrupted, it can be run again. UsageError if another process is recording to the folder,
+    CorruptDataError if no finished episode can be restored. After these errors nothing has changed.
     """
     require_restorable(folder, state)
     lock = lock_folder(folder)
     if lock < 0:
         raise UsageError(f"{folder} is being recorded to by another process", hint="wait until it is done")
     try:
-        fs.remove(folder / MANIFEST)  # no dataset from here on, until it is whole again
+        fs.remove(folder / MANIFEST)  # until the files are complete, the folder must not look like a dataset
         data = restore_files(folder, state)
         manifest = seal(folder, state.fields, state.commits, data, {})
         with PackedReader(folder) as reader:
@@ -423,7 +437,7 @@ def repair_recording(folder: Path, state: RecordingState) -> Manifest:
 
 
 def restore_files(folder: Path, state: RecordingState) -> list[FileRecord]:
-    """Cut the data files of a locked recording to its sound episodes, remake the other files; list the data files."""
+    """Cut the data files of a locked recording to its sound episodes, and rebuild the others; return the data files."""
     _make(folder / RECORDING, fields_bytes(state.fields))
     _make(folder / SCHEMA, state.schema.to_bytes())
     data = [record for name, size in state.sizes.items() if (record := _cut(folder, name, size))]
@@ -434,7 +448,7 @@ def restore_files(folder: Path, state: RecordingState) -> list[FileRecord]:
 
 
 def _unlisted(folder: Path, state: RecordingState) -> int:
-    """Count finished episodes, at least, that neither log nor copy names."""
+    """Return a lower bound of the number of finished episodes that are in neither the log nor its copy."""
     found = unlisted_episodes(folder, state.schema, state.sizes)
     try:
         listed = Manifest.load(folder).episodes if has_manifest(folder) else 0
@@ -459,13 +473,13 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _make(path: Path, data: bytes) -> None:
-    """Give a small file these bytes, unless it has them: there is the old one or the new one at any instant."""
+    """Replace a small file atomically, unless it has these contents already."""
     if not path.is_file() or read_regular(path) != data:
         fs.replace_file(path, data)
 
 
 def _cut(folder: Path, name: str, size: int) -> FileRecord | None:
-    """Cut a file; return it as a manifest lists it. One that no episode needs goes."""
+    """Cut a file to its size; return its record for the manifest. A file that no episode needs is removed."""
     path = folder / name
     if not size and "explicit" in name:
         fs.remove(path)
@@ -492,15 +506,15 @@ _CHUNK_BYTES = 4 << 20
 
 
 def continued(folder: Path, *, sync_seconds: float = SYNC_SECONDS) -> PackedRecorder:
-    """Open a recording to add episodes; what belongs to no finished episode is cut.
+    """Open an interrupted recording to append episodes. Rows of an unfinished episode are removed.
 
-    UsageError for a recording that is a dataset already, or that another process records to; CorruptDataError where a
-    finished episode is damaged, FormatError for a folder that nothing was recorded in.
+    UsageError if the recording is a finished dataset, or if another process is recording to it; CorruptDataError if a
+    finished episode is damaged; FormatError for a folder that is not a recording.
     """
     if has_manifest(folder):
         raise UsageError(
-            f"{folder} is a finished dataset, to which no episodes are added",
-            hint="record to another folder and join both with: rbtool merge",
+            f"{folder} is a finished dataset, and no episodes can be added to it",
+            hint="record to another folder, and join the two with: rbtool merge",
         )
     lock = lock_folder(folder)
     if lock < 0 and folder.exists():
@@ -510,7 +524,7 @@ def continued(folder: Path, *, sync_seconds: float = SYNC_SECONDS) -> PackedReco
         if state.lost or state.missing:
             raise CorruptDataError(
                 f"{folder} has finished episodes that are damaged: it cannot be continued",
-                hint=f"see what can be kept: rbtool repair {shlex.quote(str(folder))} --dry-run",
+                hint=f"see which episodes can be restored: rbtool repair {shlex.quote(str(folder))} --dry-run",
             )
         files = {record.path: record for record in restore_files(folder, state)}
         recorded = Recorded(_stores(state, files), list(state.commits))
@@ -524,7 +538,7 @@ def continued(folder: Path, *, sync_seconds: float = SYNC_SECONDS) -> PackedReco
 
 
 def _stores(state: RecordingState, files: dict[str, FileRecord]) -> PackedState:
-    """Return what the builder of rows continues from."""
+    """Return the state from which the builder of rows continues."""
     schema, sizes = state.schema, state.sizes
 
     def store(name: str, width: int) -> StoreState:
@@ -542,7 +556,7 @@ def _stores(state: RecordingState, files: dict[str, FileRecord]) -> PackedState:
 
 
 def _find_ranges(recorder: PackedRecorder) -> None:
-    """Compute the ranges of the present values."""
+    """Compute the ranges of the values that were recorded before."""
     rows = max(1, _CHUNK_BYTES // max(1, row_bytes(recorder.fields)))
     for start in range(0, recorder.steps, rows):
         for field in recorder.fields:

@@ -1,4 +1,4 @@
-"""record_rollout: rollouts of TorchRL's environments and collectors become datasets."""
+"""record_rollout: writes rollouts of TorchRL's environments and collectors as datasets."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _MOST_DIMENSIONS = 3
 
 @suggests_keywords()
 def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest:
-    """Write a rollout of TorchRL into a new dataset in layout `packed`. torchrl need not be installed.
+    """Write a rollout of TorchRL as a new dataset in layout `packed`. torchrl need not be installed.
 
     Episodes end where `("next", "done")` is set and where `("collector", "traj_ids")` changes. Missing flags are
-    derived from the others. An episode without an end is kept: its last step becomes truncated, with the end reason
+    derived from the others. An episode without an end is kept: its last step is marked truncated, and its end reason is
     `end_of_file`. Episodes are numbered from 0 unless the rollout has an entry `"episode"`. Leaves that are not tensors
-    are named in the manifest (`dropped_keys`).
+    are left out, and listed in the manifest (`dropped_keys`).
 
     Args:
-        td: a tensordict with 1 to 3 batch dimensions, the last of which is time: what `env.rollout(…)` returns, a batch
-            of a collector, or the result of `split_trajectories`, whose padding (`("collector", "mask")` or `"mask"`)
-            is left out.
+        td: a tensordict with 1 to 3 batch dimensions, of which the last is time: the result of `env.rollout(…)`, a
+            batch of a collector, or the result of `split_trajectories`, whose padding is left out (`("collector",
+            "mask")` or `"mask"`).
         dest: the folder of the dataset, which must be missing or empty.
 
     Returns:
@@ -90,7 +90,7 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """The row numbers of one episode; `cut_off` if the rollout stopped before the episode ended."""
+    """The row numbers of one episode; `cut_off` says that the rollout stopped before the episode ended."""
 
     rows: Array
     cut_off: bool
@@ -98,7 +98,11 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True)
 class _RolloutRows:
-    """All leaves of a rollout as arrays `[lanes * time, *shape]`."""
+    """All leaves of a rollout as arrays `[lanes * time, *shape]`.
+
+    `kept`, bool `[lanes * time]`, is False at padding. `trajectory` has the trajectory number of each row. `time` is
+    the number of rows of a lane.
+    """
 
     arrays: dict[Key, Array]
     kept: Array
@@ -159,7 +163,7 @@ def _rows_of(td: TensorDictBase) -> tuple[_RolloutRows, list[Field], list[Droppe
 
 
 def _is_leaf(kind: type) -> bool:
-    """Return whether a value of this type is a leaf: tensors, and the wrappers of tensordict for anything else."""
+    """Return whether values of this type are leaves: tensors, and tensordict's wrappers of other data."""
     return not issubclass(kind, TensorDictBase)
 
 

@@ -1,7 +1,7 @@
-"""Values of gymnasium spaces as rows of arrays: each space has an encoder, which lists the leaves of a row.
+"""Encoders of gymnasium spaces: they convert values to rows of arrays, and declare the leaves of a row.
 
-An array is one leaf. Dict and Tuple nest, by names and by numbers. Values of varying size are padded with zeros to the
-longest in the dataset, and their sizes are leaves of their own:
+An array is one leaf. Dict and Tuple are nested, by names and by numbers. Values of varying size are padded with zeros
+to the longest in the dataset, and their sizes are stored in leaves of their own:
 
     Text          UTF-8 bytes, and `NAME_length`
     Sequence      `items`, with a leading dimension, and `count`
@@ -27,12 +27,12 @@ from ..format.contracts import Array
 from ..ted.schema import DTYPES, Key, Role, key_name, length_key, safe_part
 
 _SHORT_TEXT = 256
-"""A Text space of at most this many bytes gets room for its longest text at once; a longer one grows."""
+"""A Text space of up to this many bytes has its full size from the start; the leaf of a longer one grows as needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLeaf:
-    """One array of a row. Its first `ragged` dimensions vary from row to row; there, `shape` has the minimum sizes."""
+    """One array of a row. Its first `ragged` dimensions vary from row to row; for these, `shape` has minimum sizes."""
 
     key: Key
     dtype: str
@@ -55,7 +55,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode(self, value: Any) -> Sequence[Any]:
-        """Return the arrays (or numbers) of a value; SchemaError if its shape, type or structure does not fit."""
+        """Return the arrays or numbers of a value; SchemaError if its shape, type or structure is not the space's."""
 
     def zeros(self) -> list[Array]:
         """Return the arrays of a row without a value."""
@@ -82,7 +82,7 @@ class _ArrayEncoder(Encoder):
         return (self._converted(value),)
 
     def _converted(self, value: Any) -> Array:
-        """Convert a value of another type, if that changes none of its numbers."""
+        """Convert a value of another type; SchemaError if that would change a number."""
         expected = f"{self._dtype.name} {list(self._shape)}"
         try:
             found = np.asarray(value)
@@ -144,7 +144,7 @@ class _TextEncoder(Encoder):
 
 
 class _NestEncoder(Encoder):
-    """Dict and Tuple: `parts` are the subspaces, by the name or the number of each."""
+    """Encodes Dict and Tuple: `parts` are the encoders of the subspaces, by name or by number."""
 
     def __init__(self, key: Key, parts: Mapping[Any, Encoder], kind: type) -> None:
         super().__init__(key)
@@ -352,7 +352,7 @@ def space_document(space: Any) -> dict[str, Any] | None:
 
 
 def _one_if_uniform(bound: Array) -> Any:
-    """Return one number for bounds that are all equal, instead of the 100,000 of an image."""
+    """Return a single number for bounds that are all equal, instead of the 100,000 numbers of an image."""
     if bound.size and (bound == bound.flat[0]).all():
         return _strict(bound.flat[0].item())
     return _strict(bound.tolist())

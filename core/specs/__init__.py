@@ -1,4 +1,4 @@
-"""Specs: which shape, element type and values something may have."""
+"""Specs: descriptions of the shape, element type, device and legal values of tensors and other data."""
 
 from typing import Any
 

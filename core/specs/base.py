@@ -53,7 +53,7 @@ def changed_shape(shape: torch.Size, change: ShapeChange) -> torch.Size:
 
 
 def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeChange, new: torch.Size) -> torch.Tensor:
-    """Apply a change to a parameter of a spec, a tensor with size 1 where the spec's size is unknown."""
+    """Apply a change to a parameter of a spec: a tensor that has size 1 in the dimensions of unknown size."""
     changed = change.apply(parameter.expand([*_sized(shape), *parameter.shape[len(shape) :]]))
     for dim, size in enumerate(new):
         if size == -1:
@@ -64,7 +64,7 @@ def changed_parameter(parameter: torch.Tensor, shape: torch.Size, change: ShapeC
 def expansion(shape: torch.Size, sizes: Sequence[int]) -> ShapeChange:
     """Repeat along new leading dimensions and along dimensions of size 1.
 
-    -1 makes a new dimension, or one of size 1, one of unknown size; it keeps the size of any other dimension.
+    A size of -1 gives a new dimension, or one of size 1, an unknown size. Any other dimension keeps its size.
     """
     added = len(sizes) - len(shape)
     target = [*sizes[: max(added, 0)]]
@@ -192,6 +192,13 @@ def changed_stack(
     """Apply a change to a lazy stack of parts along `dim`; `shape` is the shape of the stack, -1 where parts differ.
 
     Returns a single part if everything that remains comes from it, otherwise `stack` of the remaining parts.
+
+    The change is applied to a tensor of the stack's shape in which each element is the number of its part. The result
+    shows which parts remain and along which dimension they now lie: the one along which the numbers differ.
+
+        two parts along dim 0:  [[0, 0, 0], [1, 1, 1]]
+        change [:, 0]       ->  [0, 1]                     stack([part 0 at 0, part 1 at 0], dim 0)
+        change [1]          ->  [1, 1, 1]                  part 1 alone
     """
     unknown = _UNKNOWN if list(shape).count(-1) == 1 else _UNKNOWN_OF_MANY
     places = torch.arange(len(parts), device="cpu")
@@ -218,7 +225,7 @@ def changed_stack(
 
 
 def _filled(numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of the remaining parts, at least one, even if the change leaves no elements."""
+    """Return `numbers`, extended to at least one element, to find the remaining parts even if no elements are left."""
     if numbers.numel():
         return numbers
     sizes = [max(size, 1) for size in numbers.shape]
@@ -392,7 +399,7 @@ _NO_BATCH = torch.Size()
 
 
 def batch_of(shape: Sequence[int], trailing: Sequence[int]) -> torch.Size | None:
-    """Return the part of a shape before `trailing`, or None if it ends differently; -1 matches any size."""
+    """Return the batch dimensions of a shape: those before `trailing`. None if it ends differently; -1 is any size."""
     if shape == trailing:
         return _NO_BATCH
     count = len(shape) - len(trailing)
@@ -492,8 +499,8 @@ class TensorSpec(Counterpart):
     def space(self) -> Any:
         """The set of legal values, apart from shape, element type and device: a Box, or None if there is none.
 
-        Assigning bounds to a Bounded, or a number of categories to a Categorical, changes the spec. Any other box that
-        is assigned is only kept.
+        Assigning a ContinuousBox to a Bounded, or a CategoricalBox to a Categorical, changes the spec. Any other box is
+        stored and returned, but has no effect.
         """
         return self.__dict__["_space"] if "_space" in self.__dict__ else self._box()
 
@@ -694,15 +701,15 @@ class TensorSpec(Counterpart):
         """Copy the spec and its tensors."""
 
     def clear_device_(self) -> Self:
-        """Forget the device, in place, if the spec allows that; a spec of one tensor keeps its device."""
+        """Remove the device, in place. Specs of one tensor keep their device."""
         for spec in self._within():
             spec.clear_device_()
         return self
 
     def to_torchrl(self) -> Any:
-        """Return the same spec of TorchRL; ImportError if the program has not imported torchrl.
+        """Convert to a spec of TorchRL; ImportError if the program has not imported torchrl.
 
-        TorchRL takes specs of rbtool as they are; this is for code that asks for its very classes.
+        TorchRL accepts specs of rbtool directly. This is for code that requires instances of TorchRL's own classes.
         """
         return to_torchrl(self)
 
@@ -710,7 +717,7 @@ class TensorSpec(Counterpart):
         """Return whether another spec, of rbtool or TorchRL, describes the same values."""
         try:
             return self._equals(as_own(other))
-        except (SchemaError, UsageError):  # a spec that we would refuse, such as a lower bound above the upper one
+        except (SchemaError, UsageError):  # a spec of TorchRL that ours cannot express, such as low above high
             return False
 
     __hash__: ClassVar[Callable[[Any], int]]
@@ -725,7 +732,7 @@ class TensorSpec(Counterpart):
             raise SpecTypeError(f"torch.{name} does not accept specs; functions that do: {known}")
         return FUNCTIONS[function](*args, **(kwargs or {}))
 
-    # What a kind of spec implements ----------------------------------------------------------------
+    # Methods for subclasses ------------------------------------------------------------------------
 
     @abstractmethod
     def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Any:
@@ -752,7 +759,7 @@ class TensorSpec(Counterpart):
         return None
 
     def _takes(self, box: Any) -> bool:
-        """Change the spec to an assigned box; return whether this kind of spec does."""
+        """Apply an assigned box to the spec; return False if this kind of spec does not support it."""
         return False
 
     def _memoize(self, mode: bool) -> None:
@@ -792,7 +799,7 @@ class TensorSpec(Counterpart):
     def _equals(self, other: object) -> bool:
         """Return whether another spec of rbtool is equal; False for anything else."""
 
-    # What TorchRL's Composite calls, of its entries -------------------------------------------------
+    # Methods that TorchRL's Composite calls on its entries ------------------------------------------
 
     @property
     def _safe_shape(self) -> torch.Size:
@@ -802,7 +809,7 @@ class TensorSpec(Counterpart):
         return self.project(value)
 
     def _register_batch_size(self, batch_size: Any) -> None:
-        """TorchRL's bounds lack the dimensions of the batch; ours have them."""
+        """Do nothing: the bounds of our specs already have the dimensions of the batch."""
 
 
 def brief(value: Any) -> str:
@@ -836,8 +843,7 @@ _NUMPY = {
     getattr(torch, name): np.dtype("bool" if name == "bool" else name)
     for name in ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 }
-"""The NumPy types whose arrays torch accepts directly."""
-
+"""The element types with an equal NumPy type, whose arrays can share memory with tensors."""
 
 _CPU = torch.device("cpu")  # comparing with it is eight times faster than reading a device's type
 
@@ -845,10 +851,10 @@ _CPU = torch.device("cpu")  # comparing with it is eight times faster than readi
 class LeafSpec(TensorSpec):
     """The base of specs of one tensor.
 
-    A subclass keeps parameters per element, such as bounds, in tensors whose shape begins with the spec's shape (with 1
-    for unknown sizes), and names them in `_PARAMETERS`, so that every change of shape applies to them. `_INNER_DIMS`
-    has the number of dimensions that a parameter has after those. Other attributes in which two specs of the class can
-    differ are named in `_FACTS`.
+    A subclass stores parameters of each element, such as bounds, in tensors whose shape begins with the spec's shape
+    (with 1 for unknown sizes). `_PARAMETERS` names these attributes, so that changes of shape also apply to them.
+    `_INNER_DIMS` has the number of further dimensions of a parameter, if there are any. `_FACTS` names the other
+    attributes in which two specs of the class can differ.
     """
 
     _PARAMETERS: ClassVar[tuple[str, ...]] = ()
@@ -869,7 +875,7 @@ class LeafSpec(TensorSpec):
 
     @shape.setter
     def shape(self, shape: ShapeLike) -> None:
-        """Assign another shape. Parameters are repeated if they can be, and otherwise wait to be assigned."""
+        """Assign another shape. Parameters are expanded to it; those that do not fit stay, and must be assigned too."""
         self._shape = as_shape(shape)
         for name, tensor in self._parameters().items():
             lead = tensor.dim() - self._INNER_DIMS.get(name, 0)
@@ -1023,7 +1029,7 @@ class LeafSpec(TensorSpec):
             absent = [[name for name in self._PARAMETERS if getattr(one, name) is None] for one in (self, spec)]
             if not same or absent[0] != absent[1]:
                 found, other = (" ".join(repr(one).split()) for one in (self, spec))
-                raise SchemaError(f"no one spec holds both {found} and {other}, stacked")
+                raise SchemaError(f"{found} and {other} cannot be stacked into one spec")
         stacked = {
             name: torch.stack([getattr(spec, name) for spec in specs], dim)  # dense: each row can be edited by itself
             for name in self._parameters()
@@ -1031,12 +1037,12 @@ class LeafSpec(TensorSpec):
         return self._twin(_shape=torch.Size([*self._shape[:dim], len(specs), *self._shape[dim:]]), **stacked)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension have any size, in place; UsageError if what is known of its elements differs."""
+        """Allow any size for one dimension, in place; UsageError if legal values differ along it."""
         place = normal_dim(dim, self.ndim)
         narrow = {name: tensor.narrow(place, 0, 1) for name, tensor in self._parameters().items()}
         for name, tensor in narrow.items():
             if not same_value(tensor.expand_as(getattr(self, name)), getattr(self, name)):
-                raise UsageError(f"dimension {dim} cannot have any size: what is legal differs along it")
+                raise UsageError(f"dimension {dim} cannot have any size: its legal values differ along it")
         self._shape = torch.Size([-1 if number == place else size for number, size in enumerate(self._shape)])
         self.__dict__.update(narrow)
 
@@ -1071,7 +1077,7 @@ class LeafSpec(TensorSpec):
         return all(same_value(getattr(self, name), getattr(other, name)) for name in named)
 
     def __hash__(self) -> int:
-        # Hash only what no method changes in place, so that a spec stays findable in a set.
+        # Hash only attributes that no method changes in place, so that a spec in a set can be found again.
         return hash((self._family(), self._dtype, self.ndim))
 
     def _details(self) -> dict[str, Any]:
@@ -1408,7 +1414,7 @@ class Stacked(LazyStack):
         dim: the dimension along which they are stacked.
 
     Raises:
-        SchemaError (a RuntimeError): the members cannot be stacked, or have no values as tensors.
+        SchemaError (a RuntimeError): the members cannot be stacked, or their values cannot form a tensor.
 
     >>> import torch
     >>> from rbtool import Unbounded
@@ -1458,7 +1464,7 @@ class Stacked(LazyStack):
         if dim:
             shapes = ", ".join(str(list(value.shape)) for value in values)
             raise SchemaError(f"values of the shapes {shapes} form a nested tensor along dimension 0 only, not {dim}")
-        with warnings.catch_warnings():  # that nested tensors are a prototype
+        with warnings.catch_warnings():  # torch warns that nested tensors are a prototype
             warnings.simplefilter("ignore", UserWarning)
             return torch.nested.as_nested_tensor(list(values))
 

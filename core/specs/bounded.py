@@ -1,4 +1,4 @@
-"""Specs of numbers: Bounded (between two bounds) and Unbounded (any of an element type), and draws of integers."""
+"""Specs of numbers, Bounded (between two bounds) and Unbounded (all of an element type), and random integers."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from .base import (
 class ContinuousBox(Box):
     """Numbers between two bounds, both included.
 
-    The box of a Bounded has the spec's own bounds: edits in place and assignments take effect.
+    The box of a Bounded shares the bounds of the spec: editing them in place or assigning them changes the spec.
 
     Args:
         low, high: the bounds.
-        device: moves the bounds; by default they stay where they are.
+        device: moves the bounds; by default they stay on their device.
     """
 
-    __slots__ = ("_of", "high", "low")  # as attributes of this class, they hide the ones of TorchRL's
+    __slots__ = ("_spec", "high", "low")  # slots hide the attributes of TorchRL's class, which may become a base
 
     low: torch.Tensor
     high: torch.Tensor
 
     def __init__(self, low: torch.Tensor, high: torch.Tensor, device: DeviceLike | None = None) -> None:
-        self._of: Bounded | None = None
+        self._spec: Bounded | None = None
         self.low, self.high = (bound if device is None else bound.to(device) for bound in (low, high))
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name in ("low", "high") and self._of is not None:
-            setattr(self._of, f"_{name}", value)
+        if name in ("low", "high") and self._spec is not None:
+            setattr(self._spec, f"_{name}", value)
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +145,8 @@ class Bounded(BoxSpec):
     both are, they are normal. NaN is not a member.
 
     Args:
-        low, high: numbers, or arrays that broadcast to `shape`. They may be infinite, and anything for the type bool.
+        low, high: numbers, or arrays that broadcast to `shape`. They may be infinite. For the type bool they are
+            clipped to 0 and 1.
         shape: by default the common shape of the bounds.
         device: by default torch's default device.
         dtype: by default torch's default float type. With an integer type, members are the whole numbers between the
@@ -234,7 +235,7 @@ class Bounded(BoxSpec):
 
     def _box(self) -> ContinuousBox:
         box = super()._box()
-        box._of = self
+        box._spec = self
         return box
 
     def _takes(self, box: Any) -> bool:
@@ -256,7 +257,7 @@ class Bounded(BoxSpec):
             return self._drawn_widely(reach, size, generator)
         if self._dtype in _DRAWN:
             return torch.lerp(self._low, self._high, _evenly(size, self._dtype, self._device, generator))
-        part = _evenly(size, torch.float32, self._device, generator)  # rounding cannot go beyond a bound
+        part = _evenly(size, torch.float32, self._device, generator)  # rounding cannot exceed a bound
         return torch.lerp(self._low.float(), self._high.float(), part).to(self._dtype)
 
     def _drawn_integers(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
@@ -268,7 +269,7 @@ class Bounded(BoxSpec):
         return uniform_integers(*self._integer_bounds(), size, generator).to(self._dtype)
 
     def _reach(self) -> _Reach:
-        """Return the properties of the bounds that draws depend on; recomputed after an edit of the bounds."""
+        """Return the properties of the bounds that draws depend on. They are cached until the bounds change."""
         known, low, high = self._known, self._low, self._high
         if (
             known is None
@@ -303,7 +304,7 @@ class Bounded(BoxSpec):
         return _Reach(of, first=first, counts=counts, common=common if few else None)
 
     def _drawn_widely(self, reach: _Reach, size: torch.Size, generator: torch.Generator | None) -> torch.Tensor:
-        """Draw if a bound is infinite, their difference could overflow, or the element type is too coarse."""
+        """Draw real numbers if a bound is infinite, or if the difference of the bounds could overflow."""
         wide = torch.float64 if self._dtype is torch.float64 else torch.float32
         low, high = self._low.to(wide), self._high.to(wide)
         if reach.open_side:  # the same bound is infinite for all elements
@@ -317,10 +318,10 @@ class Bounded(BoxSpec):
             normal = torch.randn(size, dtype=wide, device=self._device, generator=generator)
             one_sided = torch.where(open_low, high - step, low + step)
             drawn = torch.where(open_low & open_high, normal, torch.where(open_low | open_high, one_sided, drawn))
-        return drawn.to(self._dtype).clamp(self._low, self._high)  # rounding may have gone beyond a bound
+        return drawn.to(self._dtype).clamp(self._low, self._high)  # rounding may exceed a bound
 
     def _integer_bounds(self, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the bounds as int64; for a float type, limited to where it represents all whole numbers."""
+        """Return the bounds as int64; for a float type, limited to the range in which all whole numbers are exact."""
         low, high = (bound.to(device or self._device) for bound in (self._low, self._high))
         if self._dtype.is_floating_point:
             most = 2 / torch.finfo(self._dtype).eps
@@ -389,11 +390,14 @@ class Bounded(BoxSpec):
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """Properties of two bounds that draws depend on, cached with the bounds and their versions in `of`.
+    """Properties of two bounds that draws depend on.
 
-    - `open_side`: which bound is infinite for all elements, if the other is finite for all.
-    - `first`, `counts`: the smallest integer and the number of integers, int64, unless too many for a draw by a float.
-    - `common`: the smallest and largest integer, if they are the same for all elements and their number is small.
+    - `of`: the bounds that they were computed from, and the versions of these tensors, which change with edits.
+    - `is_finite`: the difference of the bounds is finite for all elements.
+    - `open_side`: the bound that is infinite for all elements, if the other one is finite for all.
+    - `first`, `counts`: the smallest integer and the number of integers of each element, int64; None if there are more
+      than `FEWER_THAN_FLOATS`.
+    - `common`: the smallest and the largest integer, if they are the same for all elements and there are few.
     """
 
     of: tuple[torch.Tensor, torch.Tensor, int, int]
@@ -433,7 +437,7 @@ def _evenly(
 
 
 def _is_real(dtype: torch.dtype, domain: Domain | None) -> bool:
-    """Return whether a spec of this element type and domain holds real numbers, or whole ones only."""
+    """Return whether the values of an element type and domain are real numbers; False if only whole ones are legal."""
     if domain not in (None, "continuous", "discrete"):
         raise UsageError(f"domain is {domain!r}, expected 'continuous' or 'discrete'")
     real = dtype.is_floating_point or dtype.is_complex
@@ -491,7 +495,8 @@ def _saturated(bound: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Unbounded(BoxSpec):
     """Any tensor of a shape and an element type; an instance is an UnboundedContinuous or an UnboundedDiscrete.
 
-    All values are members, also NaN and infinity. Draws are normal, or uniform over the whole range of an integer type.
+    All values are members, including NaN and infinity. Draws are normally distributed; for an integer type, they are
+    uniform over its whole range.
 
     Args:
         shape: the shape of a value.
@@ -611,9 +616,9 @@ _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 MANY = 2**40
 """Up to this range, 63 random bits modulo the range differ from a uniform distribution by less than 2**-23."""
 FEW = 2**16
-"""Up to this many categories are drawn by torch's 32-bit modulus, which is uniform up to an error below 2**-16."""
+"""Up to this many integers are drawn by torch's 32-bit modulus, which is uniform up to an error below 2**-16."""
 FEWER_THAN_FLOATS = 2**30
-"""Up to this many categories are drawn by scaling a float64."""
+"""Up to this many integers are drawn by scaling a float64."""
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -628,7 +633,8 @@ def uniform_integers(
 ) -> torch.Tensor:
     """Draw integers from `low` to `high` (int64, included), which broadcast to `shape`.
 
-    Ranges may be as wide as int64. Wide ranges use rejection: numbers outside are drawn again.
+    Ranges may be as wide as int64. Ranges of up to `MANY` integers use a modulus. Wider ranges use rejection: random
+    bits are masked to the next power of two, and numbers outside of the range are drawn again.
     """
     low, high = low.expand(shape), high.expand(shape)
     span = high - low + 1  # wraps around if the range is wider than 2**63
@@ -649,7 +655,10 @@ def _random_bits(shape: torch.Size, device: torch.device, generator: torch.Gener
 
 
 def _scaled(bits: torch.Tensor, span: torch.Tensor) -> torch.Tensor:
-    """Keep as many of 64 random bits as a span needs, or one more; the span is unsigned, and 0 stands for 2**64."""
+    """Mask 64 random bits to a power of two that is at least `span`, so that less than 3 of 4 draws are rejected.
+
+    A negative span is one above 2**63, and 0 stands for 2**64: all bits are kept.
+    """
     needed = span.clamp(min=1).double().log2().floor().add(1).clamp(max=63).long()
     return bits & torch.where(span > 0, (1 << needed) - 1, -1)
 
@@ -671,7 +680,7 @@ def random_values(
 
 
 _TRUNCATED = (torch.int64, torch.int32, torch.int16)
-_FEW_ELEMENTS = 256  # above this, drawing bits for several elements at once is faster in spite of one call more
+_FEW_ELEMENTS = 256  # above this, drawing 64 bits for several elements at once is faster, despite an additional call
 _RANGES = {
     torch.bool: (0, 2),
     torch.uint8: (0, 2**8),
@@ -686,7 +695,7 @@ def small_integers(
 ) -> torch.Tensor:
     """Draw integers below `counts`, which broadcast to `shape` and are at most `FEWER_THAN_FLOATS`.
 
-    A count times a random fraction of 53 bits is always below the count, even after rounding.
+    A random fraction of 53 bits times a count is always below the count, even after rounding.
     """
     part = torch.rand(shape, dtype=torch.float64, device=counts.device, generator=generator)
     drawn = part.mul_(counts)

@@ -1,21 +1,22 @@
-"""TorchRL's specs beside ours: each library takes the specs of the other as they are, and nobody converts.
+"""Interoperability with TorchRL's specs: each library accepts the specs of the other without a conversion by the user.
 
-rbtool never imports TorchRL. When a program does, before or after it loads our specs, `watch` introduces the classes of
-the same name to each other:
+rbtool never imports TorchRL. When a program does, before or after it loads our specs, `watch` connects the classes of
+the same name:
 
-- **isinstance.** TorchRL's specs are abstract base classes, with which ours are registered; `Counterpart` answers what
-  is asked of ours. Its boxes are plain classes, so each becomes the last base of our box. No object changes its type,
-  and nothing depends on which library was imported first.
-- **Our specs in TorchRL** stay ours. Environments, modules and losses call their public methods, and the Composite of
-  TorchRL calls a few private ones, which `TensorSpec` and `Composite` have for it.
-- **TorchRL's specs in rbtool** are made again as ours, by `as_own`, wherever we take a spec: as entries, in stacks, in
+- **isinstance.** TorchRL's specs are abstract base classes: ours are registered with them. For tests against our
+  classes, `Counterpart` has a `__subclasshook__`. TorchRL's boxes are plain classes, so each becomes the last base of
+  our box. No object changes its type, and the order of imports does not matter.
+- **Our specs in TorchRL** stay ours. Environments, modules and losses call their public methods. TorchRL's Composite
+  also calls a few private methods, which `TensorSpec` and `Composite` implement for it.
+- **TorchRL's specs in rbtool** are converted to ours by `as_own` wherever a spec is an argument: entries, stacks,
   comparisons.
-- **Tables.** Our classes get their names in TorchRL's `ACTION_SPACE_MAP`. Its `torch.stack` and its `==` leave the work
-  to ours if one of the specs is ours.
+- **Tables.** Our classes are added to TorchRL's `ACTION_SPACE_MAP`. Its `torch.stack` and its `==` call ours if one of
+  the specs is ours.
 
-Two other ways were tried. If our names stood for TorchRL's classes once it is imported, types would depend on the order
-of imports, and what our specs do better would be lost. Conversions at the borders are for users to write; `to_torchrl`
-is there for code that looks deeper into a spec than TorchRL itself does.
+Two alternatives were rejected. If our names became TorchRL's classes once it is imported, types would depend on the
+order of imports, and the additional features of our specs would be lost. If users had to convert specs between the
+libraries, each program would need such code. `to_torchrl` remains for code that uses more of a spec than TorchRL
+itself does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _peers: dict[type, type] = {}
 """TorchRL's class for each of ours; empty until TorchRL is imported."""
 
 
-class Counterpart(ABC):  # noqa: B024  # what is abstract is for those who derive from it
+class Counterpart(ABC):  # noqa: B024  # subclasses define the abstract methods
     """The base of classes that TorchRL has under the same name: instances of its class count as instances of ours."""
 
     @classmethod
@@ -54,29 +55,29 @@ class Counterpart(ABC):  # noqa: B024  # what is abstract is for those who deriv
 
 
 def is_own(spec: object) -> bool:
-    """Return whether an object is of one of our classes, which `isinstance` does not tell from TorchRL's."""
+    """Return whether an object is of one of our classes; `isinstance` is also true for those of TorchRL."""
     return Counterpart in type(spec).__mro__
 
 
 def as_own(spec: Any) -> Any:
-    """Return a spec of TorchRL as the same spec of ours, and anything else unchanged."""
+    """Convert a spec of TorchRL to ours; anything else is returned unchanged."""
     kinds = type(spec).__mro__ if _peers else ()
     if Counterpart in kinds or not any(kind.__name__ in _KINDS and kind in _peers.values() for kind in kinds):
         return spec
-    return _remade(spec, {kind.__name__: kind for kind in _peers})
+    return _converted(spec, {kind.__name__: kind for kind in _peers})
 
 
 def to_torchrl(spec: Any) -> Any:
-    """Return a spec of ours as the same spec of TorchRL; ImportError if the program has not imported it."""
+    """Convert a spec of ours to TorchRL's; ImportError if the program has not imported TorchRL."""
     if not _peers:
         raise ImportError(f"there are no specs of TorchRL to convert to: {PEER} is not imported")
-    return _remade(spec, {kind.__name__: peer for kind, peer in _peers.items()})
+    return _converted(spec, {kind.__name__: peer for kind, peer in _peers.items()})
 
 
-def _remade(spec: Any, classes: Mapping[str, Any]) -> Any:
-    """Make a spec again as the class of its name among `classes`, by the arguments that both libraries have."""
+def _converted(spec: Any, classes: Mapping[str, Any]) -> Any:
+    """Convert a spec to the class of the same name in `classes`, by the arguments that both libraries have."""
     name = next(kind.__name__ for kind in type(spec).__mro__ if kind.__name__ in _KINDS)
-    kind, again = classes[name], functools.partial(_remade, classes=classes)
+    kind, again = classes[name], functools.partial(_converted, classes=classes)
     found: dict[str, Any] = {"shape": spec.shape, "device": spec.device}
     match name:
         case "Composite":
@@ -100,7 +101,8 @@ def _remade(spec: Any, classes: Mapping[str, Any]) -> Any:
             found |= {"nvec": spec.nvec, "mask": spec.mask, "remove_singleton": spec.remove_singleton}
         case "NonTensor":
             found |= {"example_data": spec.example_data}
-            # TorchRL calls batched what has no dimensions of features; ours then has a datum for each element.
+            # In TorchRL, `batched` only means that no dimension belongs to the datum. In ours, it also means that there
+            # is a datum for each element.
             features = {"feature_dims": min(spec.feature_dims, len(spec.shape))}
             found |= {"batched": True} if spec.batched and is_own(spec) else features
     return kind(dtype=spec.dtype, **found)
@@ -115,13 +117,14 @@ _KINDS = (
 def watch(own_names: Callable[[], Mapping[str, Any]]) -> None:
     """Connect our specs with TorchRL's, now or as soon as TorchRL is imported.
 
-    `own_names` returns what our modules of specs define; they import this one, which therefore does not import them.
+    `own_names` returns the names that our modules of specs define. It is a function because these modules import this
+    one, which therefore cannot import them.
     """
     when_imported(lambda: _connect(own_names()))
 
 
 def _connect(own: Mapping[str, Any]) -> None:
-    """Introduce the classes of the two libraries to each other, as far as this version of TorchRL has them."""
+    """Connect the classes of the two libraries, as far as this version of TorchRL has them."""
     theirs, utils = (sys.modules.get(f"{PEER}.{name}") for name in ("tensor_specs", "utils"))
     pairs: dict[type, Any] = {own[name]: getattr(theirs, name) for name in _NAMES if hasattr(theirs, name)}
     for ours, peer in pairs.items():
@@ -138,7 +141,7 @@ def _connect(own: Mapping[str, Any]) -> None:
 
 
 def _unless_ours(equal: Callable[[Any, object], bool]) -> Callable[[Any, object], bool]:
-    """Let Python ask our spec whether it equals one of TorchRL's, which only knows its own classes."""
+    """Wrap TorchRL's `__eq__`, which only supports its own classes, so that Python tries ours for a spec of ours."""
 
     @functools.wraps(equal)
     def __eq__(self: Any, other: object) -> bool:

@@ -318,7 +318,7 @@ class Binary(Categorical):
 
     @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """List the rows of bits along dimension 0; `use_mask` leaves out those with a bit that is not legal."""
+        """List the rows of bits along dimension 0; `use_mask` leaves out rows with an illegal bit."""
         sizes = concrete(self._shape)
         rows = combinations([2] * self.bits, self._device).to(self._dtype)
         listed = rows.reshape(len(rows), *[1] * (len(sizes) - 1), *sizes[-1:]).expand(-1, *sizes)
@@ -372,7 +372,7 @@ class MultiCategorical(CategoriesSpec):
             self._nvec = counts.to(self._device).expand(concrete(sizes)).clone(memory_format=torch.contiguous_format)
         except RuntimeError:
             found = list(counts.shape)
-            raise UsageError(f"an nvec of shape {found} does not go with the shape {list(sizes)}") from None
+            raise UsageError(f"an nvec of shape {found} does not broadcast to the shape {list(sizes)}") from None
         for count in self._nvec.unique().tolist():
             expect_countable(count, self._dtype)
         self._all_small = bool(((self._nvec > 0) & (self._nvec <= FEWER_THAN_FLOATS)).all())
@@ -468,7 +468,7 @@ class MultiCategorical(CategoriesSpec):
 
     @suggests_keywords()
     def enumerate(self, use_mask: bool = False) -> torch.Tensor:
-        """List the values of one event along dimension 0; `use_mask` leaves out those that are not legal."""
+        """List the values of one event along dimension 0; `use_mask` leaves out illegal ones."""
         sizes, alike = self._nvec.shape, self._rows_alike()
         rows = combinations(self._row() if alike else self._nvec.flatten().tolist(), self._device)
         rows = rows.reshape(len(rows), *([*[1] * (len(sizes) - 1), *sizes[-1:]] if alike else sizes))
@@ -483,9 +483,9 @@ class MultiCategorical(CategoriesSpec):
 
     @suggests_keywords()
     def to_one_hot(self, val: torch.Tensor, safe: bool | None = None) -> torch.Tensor:
-        """Return truth values in which each column's own category is True, column after column.
+        """Return the one-hot rows of all columns, one after the other; bool `[*batch, sum(nvec)]`.
 
-        The shape is `[*batch, sum(nvec)]`. NotInSpecError if the value is not a member; `safe=False` skips that check.
+        NotInSpecError if the value is not a member; `safe=False` skips that check.
         """
         if safe is not False:
             self.assert_is_in(val)
@@ -493,7 +493,7 @@ class MultiCategorical(CategoriesSpec):
         return torch.cat([one_hot(full[..., column], count) for column, count in enumerate(self._row())], -1)
 
     def to_one_hot_spec(self) -> MultiOneHot:
-        """Return the spec of what `to_one_hot` makes of members; UsageError if the columns differ from row to row."""
+        """Return the spec of the values that `to_one_hot` returns; UsageError if the rows of `nvec` differ."""
         counts = self._row()
         shape = (*self._shape[:-1], sum(counts))
         return MultiOneHot(counts, shape, self._device, mask=self.mask)
@@ -535,21 +535,21 @@ def expect_countable(n: int, dtype: torch.dtype) -> int:
 
 
 def one_hot(value: torch.Tensor, count: int) -> torch.Tensor:
-    """Return truth values of which in each row the one numbered by `value` is True."""
+    """Return one-hot rows of truth values: in each row, the element with the number in `value` is True."""
     return value.to(torch.int64).unsqueeze(-1) == torch.arange(count, device=value.device)
 
 
-_SMALL = 2**14  # numbers that are drawn at once to choose among legal categories
+_SMALL = 2**14  # up to this many random numbers are drawn at once to choose among legal categories
 
 
 def draw_categories(
     counts: torch.Tensor, allowed: torch.Tensor | None, shape: torch.Size, generator: torch.Generator | None
 ) -> torch.Tensor:
-    """Draw evenly among the allowed categories of each element; int64 of `shape`."""
+    """Draw uniformly among the allowed categories of each element; int64 of `shape`."""
     if allowed is None:
         return uniform_integers(torch.zeros_like(counts), counts - 1, shape, generator)
     size = (*shape, allowed.shape[-1])
-    if math.prod(size) <= _SMALL:  # the largest of even draws: fewer calls, but a draw for every category
+    if math.prod(size) <= _SMALL:  # one draw for each category, and the largest one wins: few calls, many draws
         draws = torch.rand(size, device=allowed.device, generator=generator)
         return draws.masked_fill_(~allowed, -1.0).argmax(-1)
     in_front = allowed.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
@@ -560,7 +560,7 @@ def draw_categories(
 def mask_over(
     mask: torch.Tensor, shape: Sequence[int], counts: Sequence[int], device: torch.device | None
 ) -> torch.Tensor:
-    """Return a mask of legal categories as a bool tensor of its own, of this shape.
+    """Copy a mask of legal categories into a bool tensor of this shape.
 
     `counts` are the categories of each column; all columns are side by side in the last dimension. SpecValueError for
     a mask that does not broadcast to the shape, UsageError for one without a legal category in a column.
@@ -587,7 +587,7 @@ def are_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Ten
 
 
 def nearest_categories(value: torch.Tensor, counts: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
-    """Return the nearest category of each element, the lower of two as near; int64."""
+    """Return the nearest category of each element, int64; the lower one of two at the same distance."""
     counts, allowed = counts.to(value.device), None if allowed is None else allowed.to(value.device)
     number = nearest_integers(value, torch.zeros_like(counts), counts - 1)
     if allowed is None:
@@ -605,10 +605,13 @@ def looked_up(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the columns are in a row, as tensors on one device; int64.
+    """The positions of the columns in a one-hot row, as int64 tensors on one device.
 
     `places` numbers the elements of a row. Column i has `counts[i]` elements, from `starts[i]` to `ends[i]`, both
-    included; `ordinals` numbers the columns from 1.
+    included; `ordinals` numbers the columns from 1. With 2 and 3 categories:
+
+        row        0 1 | 0 0 1
+        places     0 1   2 3 4       starts 0 2, ends 1 4, ordinals 1 2
     """
 
     places: torch.Tensor
@@ -626,7 +629,7 @@ class _Layout:
 
 
 class _OneHotSpec(LeafSpec):
-    """What one-hot specs have in common: the last dimension holds the categories of all columns and never changes."""
+    """The base of one-hot specs. The last dimension holds the categories of all columns, and cannot be changed."""
 
     domain = "discrete"
     _PARAMETERS = ("_mask",)
@@ -683,7 +686,7 @@ class _OneHotSpec(LeafSpec):
                 return self._rows(torch.randint(self._counts[0], lead, device=self._device))
             expect_categories(self._counts)
             return self._rows(small_integers(layout.counts, lead, torch.int64, generator))
-        draws = torch.rand(size, device=self._device, generator=generator)  # the largest of even draws is even
+        draws = torch.rand(size, device=self._device, generator=generator)  # the position of the largest is uniform
         return self._rows(self._largest(draws.masked_fill_(~self._mask, -1.0)))
 
     def _layout_on(self, device: torch.device) -> _Layout:
@@ -692,7 +695,7 @@ class _OneHotSpec(LeafSpec):
         return self._layout
 
     def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return one-hot rows of the numbers of categories, `[..., columns]`; they are not checked."""
+        """Return the one-hot rows of category numbers `[..., columns]`, which are not checked."""
         layout = self._layout_on(numbers.device)
         if len(self._counts) == 1:
             found = numbers == layout.places
@@ -707,7 +710,10 @@ class _OneHotSpec(LeafSpec):
         return torch.stack([column.argmax(-1) for column in scores.split(self._counts, -1)], -1)
 
     def _members(self, value: torch.Tensor) -> torch.Tensor:
-        """Return for each row whether it is legal; bool `[..., 1]`."""
+        """Return for each row whether it is legal; bool `[..., 1]`.
+
+        In a legal row with several columns, the number of set elements up to the end of column i is i + 1.
+        """
         is_set = value if value.dtype is torch.bool else value != 0
         if 0 in self._counts:
             return is_set.new_zeros(*value.shape[:-1], 1)
@@ -734,7 +740,7 @@ class _OneHotSpec(LeafSpec):
         """Set the largest legal element of each column, the first of equal ones; NaN is below all numbers."""
         expect_categories(self._counts)
         if value.is_floating_point():
-            scores = value.double().nan_to_num(_LEAST)  # infinity becomes the largest number: what is illegal is below
+            scores = value.double().nan_to_num(_LEAST)  # makes all finite, so that -inf can mark illegal categories
             return self._rows(self._largest(self._legal_scores(scores, -math.inf)))
         scores = as_int64(value).clamp(min=-(2**63) + 1)
         return self._rows(self._largest(self._legal_scores(scores, -(2**63))))

@@ -40,7 +40,7 @@ from .non_tensor import NonTensor
 
 
 class LockedSpecError(UsageError, RuntimeError):
-    """A locked Composite cannot be changed, nor unlocked while one that holds it is locked with it."""
+    """A locked Composite cannot be changed. It cannot be unlocked while an outer Composite that locked it is locked."""
 
 
 class ReservedNameError(UsageError, MissingKeyError, AttributeError):
@@ -96,7 +96,7 @@ class View(Generic[_Item]):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selects which entries of a Composite a view shows."""
+    """The arguments of `Composite.keys`, `values` and `items`: which entries a view shows."""
 
     include_nested: bool = False
     leaves_only: bool = False
@@ -111,7 +111,7 @@ class Selection:
         )
 
     def takes_as_leaf(self, entry: Composite) -> bool:
-        """Return whether a Composite is shown as one entry, without those inside it."""
+        """Return whether a nested Composite is shown as a single entry, without the entries inside it."""
         fixed = self.step_mdp_static_only and entry.step_mdp_static
         return fixed or (self.is_leaf is not None and self.is_leaf(type(entry)))
 
@@ -124,14 +124,14 @@ _RESERVED = frozenset({"batch_size", "device", "dtype", "shape", "space"})
 class Composite(TensorSpec):
     """The spec of a tensordict: specs by name, nested to any depth.
 
-    Entries are given as a dict, as keyword arguments, or both. A dict among the entries becomes a Composite, a tuple of
-    names is a path through nested ones, and None is an entry whose spec is not known. A Composite is mutable and
-    therefore not hashable.
+    Entries are given as a dict, as keyword arguments, or both. A dict among the entries becomes a Composite. A tuple of
+    names is a path through nested Composites. None stands for an entry whose spec is not known. A Composite is mutable
+    and therefore not hashable.
 
     Args:
         shape, batch_size: two names for the batch size of the tensordict. The shape of every entry must begin with it;
-            nested Composites and NonTensors without it get it.
-        device: the device of all entries; None lets each entry have its own.
+            nested Composites and NonTensors are expanded to it.
+        device: the device of all entries. None: each entry has its own device.
         data_cls: the tensorclass of values; by default they are tensordicts.
         step_mdp_static: marks entries that do not change from step to step.
         names: the names of the dimensions of values.
@@ -150,7 +150,7 @@ class Composite(TensorSpec):
     _locked = False
     _locks_nested = False
     _holders: tuple[weakref.ref[Composite], ...] = ()
-    """Composites that locked this one together with themselves, as far as they still exist."""
+    """Outer Composites that locked this one together with themselves. Weak references: they may be gone."""
 
     def __init__(
         self,
@@ -224,14 +224,15 @@ class Composite(TensorSpec):
 
     @property
     def dtype(self) -> None:
-        """A Composite has no one element type."""
+        """None: a Composite has no single element type."""
         return
 
     @property
     def names(self) -> list[str | None]:
         """The names of the dimensions; None for a dimension without a name.
 
-        Nested Composites get names that are assigned, or that the constructor is given. None removes names here only.
+        Assigned names, and those of the constructor, are also set in nested Composites. Assigning None removes the
+        names of this Composite only.
         """
         return list(self._names) if self._names is not None else [None] * self.ndim
 
@@ -246,7 +247,7 @@ class Composite(TensorSpec):
     # Entries ---------------------------------------------------------------------------------------
 
     def set(self, name: Key, spec: Any) -> Self:
-        """Set an entry, in place, and create nested Composites as needed. Nothing changes if it does not fit.
+        """Set an entry, in place, and create nested Composites as needed. If it does not fit, nothing changes.
 
         ReservedNameError (an AttributeError) for the names of properties: shape, device, dtype and space.
         """
@@ -278,7 +279,7 @@ class Composite(TensorSpec):
         raise SpecTypeError(f"the entry {name!r} is a {kind}, expected a spec, a dict of specs or None")
 
     def _fitting(self, name: str, entry: Entry, shape: torch.Size) -> Entry:
-        """Return an entry on this device whose shape begins with `shape`; it is copied if it has to change."""
+        """Return an entry on this device whose shape begins with `shape`: a copy, if the entry has to change."""
         if entry is None:
             return None
         if entry.shape[: len(shape)] != shape:
@@ -317,8 +318,8 @@ class Composite(TensorSpec):
         return self.get(key) if default is _NO_DEFAULT else default  # get raises the error
 
     def update(self, dict_or_spec: Mapping[Any, Any] | Composite) -> Self:
-        """Set several entries, in place, nested Composites recursively. Nothing changes if one does not fit."""
-        for target in (self._branches(), self):  # on a copy first: either all entries change or none
+        """Set several entries, in place, nested Composites recursively. If one does not fit, nothing changes."""
+        for target in (self._branches(), self):  # first on a copy: either all entries change or none
             _merge(target, dict_or_spec)
         return self
 
@@ -359,8 +360,9 @@ class Composite(TensorSpec):
             include_nested: also yield the keys inside nested Composites.
             leaves_only: leave out the keys of Composites.
             is_leaf: called with the class of each Composite; True treats it as a leaf.
-            step_mdp_static_only: leave out what is inside of Composites that are marked `step_mdp_static`, as TorchRL
-                does in spite of the name: these are the entries that `step_mdp` takes from the next step.
+            step_mdp_static_only: leave out the entries inside of Composites that are marked `step_mdp_static`. What
+                remains are the entries that `step_mdp` takes from the next step. The name, which suggests the opposite,
+                is TorchRL's.
         """
         selection = Selection(include_nested, leaves_only, is_leaf, step_mdp_static_only)
         return View(lambda: self._selected(selection), lambda key, _: key)
@@ -435,7 +437,7 @@ class Composite(TensorSpec):
     def lock_(self, recurse: bool | None = None) -> Self:
         """Lock the entries: changing them raises LockedSpecError (a RuntimeError) from now on.
 
-        Nested Composites are locked, too, unless `recurse` is False. They cannot be unlocked by themselves then.
+        Nested Composites are locked as well, unless `recurse` is False; then only this Composite can unlock them.
         """
         self._locked = True
         if recurse is not False:
@@ -455,7 +457,8 @@ class Composite(TensorSpec):
         known = {id(one) for one in group}
         if any(id(holder) not in known for one in group for holder in one._lockers()):
             raise LockedSpecError(
-                "a Composite cannot be unlocked while one that holds it is locked", hint="unlock_() the outer one"
+                "a Composite cannot be unlocked while the outer one that locked it is locked",
+                hint="unlock_() the outer one",
             )
         for one in group:
             one._locked = one._locks_nested = False
@@ -474,7 +477,7 @@ class Composite(TensorSpec):
             inner._holders = (*others, weakref.ref(self))
 
     def _lockers(self) -> list[Composite]:
-        """Return the Composites that hold this one and have locked it together with themselves."""
+        """Return the Composites that contain this one and have locked it together with themselves."""
         alive = [found for holder in self._holders if (found := holder()) is not None and found._locks_nested]
         return [holder for holder in alive if any(inner is self for inner in holder._nested())]
 
@@ -490,7 +493,7 @@ class Composite(TensorSpec):
         if self._locked:
             raise LockedSpecError("a locked Composite cannot be changed", hint="unlock_() first")
 
-    # What TorchRL's Composite calls, of its entries -------------------------------------------------
+    # Methods that TorchRL's Composite calls on its entries ------------------------------------------
 
     @property
     def _is_locked(self) -> bool:
@@ -504,7 +507,7 @@ class Composite(TensorSpec):
         return []
 
     def _check_unlock(self, *_: Any, **__: Any) -> None:
-        """Nothing of ours forbids it."""
+        """Do nothing: entries of TorchRL's Composite may always be unlocked."""
 
     def _has_names(self) -> bool:
         return any(self.names)
@@ -535,10 +538,10 @@ class Composite(TensorSpec):
         return TensorDict(entries, batch_size=size, device=device, names=names)
 
     def is_in(self, val: Any) -> bool:
-        """Return whether each entry of a tensordict or dict is a member of its spec, and it is a `data_cls` if set.
+        """Return whether each entry of a tensordict or dict is a member of its spec.
 
-        Additional entries are ignored, and an entry whose spec is None may have any value or be missing. For any other
-        missing entry, MissingKeyError (a KeyError) names it.
+        If `data_cls` is set, the value must be an instance of this class. Additional entries are ignored, and an entry
+        whose spec is None may have any value or be missing. MissingKeyError (a KeyError) for any other missing entry.
         """
         if self.data_cls is not None and type(val) is not self.data_cls:
             return False
@@ -633,7 +636,8 @@ class Composite(TensorSpec):
             MissingKeyError (a KeyError): an entry is missing.
         """
         key = as_path(selected_keys)
-        if key and not (is_nest(value) and key not in self.keys(True)):  # otherwise TorchRL names the value itself
+        # As in TorchRL, a key names the spec of `value` itself, unless it is unknown and `value` is a nest.
+        if key and not (is_nest(value) and key not in self.keys(True)):
             entry = self.get(key)
             if entry is not None:
                 entry.type_check(value, None if isinstance(entry, Composite) else selected_keys)
@@ -729,11 +733,11 @@ class Composite(TensorSpec):
         return Composite
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the entry under a key, or the spec of what an index picks from a value."""
+        """Return the entry under a key, or the spec of the part that an index selects from a value."""
         return self.get(index) if as_path(index) else super().__getitem__(index)
 
     def make_neg_dim(self, dim: int) -> None:
-        """Let one dimension have any size, in place and in all entries."""
+        """Allow any size for one dimension, in place and in all entries."""
         self._expect_unlocked()
         place = normal_dim(dim, self.ndim)
         make_neg_dim_of_all(self._within(), place)
@@ -822,7 +826,7 @@ def _put(projections: Sequence[tuple[Any, Any, Any]]) -> None:
 
 
 def _goes_into(key: Any, value: Any, size: torch.Size, device: torch.device | None) -> bool:
-    """Return whether a tensordict accepts an entry unchanged, so that its constructor need not check it again."""
+    """Return whether an entry fits a tensordict as it is, so that the tensordict can be created without checks."""
     kind = type(value)
     if type(key) is not str:
         return False
@@ -842,7 +846,7 @@ def entries_of(value: Any) -> dict[str, Any]:
     """Return the entries of a dict, a tensordict or a tensorclass; non-tensor data stay wrapped."""
     if isinstance(value, Mapping):
         return dict(value)
-    if type(value) is TensorDict:  # its entries exist; other classes create them on access
+    if type(value) is TensorDict:  # faster; other classes create the entries on access
         return dict(value.items())
     return {name: value.get(name) for name in list(value.keys())}
 
@@ -917,12 +921,12 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
 
     @property
     def dtype(self) -> None:
-        """A Composite has no one element type."""
+        """None: a Composite has no single element type."""
         return
 
     @property
     def names(self) -> list[str | None]:
-        """Names of the dimensions, None for those without."""
+        """The names of the dimensions; None for a dimension without a name."""
         inner = self._specs[0].names
         return [*inner[: self._dim], self._dim_name, *inner[self._dim :]]
 
@@ -954,7 +958,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         is_leaf: Callable[[type], bool] | None = None,
         step_mdp_static_only: bool = False,
     ) -> View[Key]:
-        """A view of the keys that all members have, in the order of the alphabet."""
+        """Return a view of the keys that all members have, in alphabetical order."""
         views = [
             spec.keys(include_nested, leaves_only, is_leaf=is_leaf, step_mdp_static_only=step_mdp_static_only)
             for spec in self._specs
@@ -1011,7 +1015,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         if spec is not None and not isinstance(spec, TensorSpec):
             raise SpecTypeError(f"the entry {last!r} is a {type(spec).__name__}, expected a spec, a dict or None")
         parts = [None] * len(self._specs) if spec is None else spec.unbind(self._dim)
-        for members in (self._branches().specs, self._specs):  # on copies first
+        for members in (self._branches().specs, self._specs):  # first on copies: either all members change or none
             for member, part in zip(members, parts, strict=True):
                 member.set(name, part)
         return self
@@ -1025,7 +1029,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
             spec.pop(key, None)
 
     def pop(self, key: Key, default: Any = _NO_DEFAULT) -> Any:
-        """Remove an entry that all members have from them, and return the stack of these entries."""
+        """Remove an entry from all members, and return the stack of the removed entries."""
         self._expect_unlocked()
         found = self.get(key, default)
         if all(spec.get(key, _MISSING) is not _MISSING for spec in self._specs):
@@ -1036,7 +1040,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
     def update(self, dict_or_spec: Mapping[Any, Any] | Composite) -> Self:
         """Set several entries of all members, in place, nested Composites recursively. All change or none."""
         self._expect_unlocked()
-        for members in (self._branches().specs, self._specs):  # on copies first
+        for members in (self._branches().specs, self._specs):  # first on copies: either all members change or none
             for number, member in enumerate(members):
                 member.update(_part_of(dict_or_spec, self._dim, number))
         return self
@@ -1051,7 +1055,7 @@ class StackedComposite(LazyStack, Composite):  # type: ignore[misc]  # attribute
         return all(spec.is_empty(recurse) for spec in self._specs)
 
     def __len__(self) -> int:
-        """Return the first size, as of values; `len(stack.keys())` counts the entries."""
+        """Return the first size, which is also the length of a value; `len(stack.keys())` counts the entries."""
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
@@ -1281,7 +1285,7 @@ def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:
     for owner in owners:
         if type(owner) is not type(first) or owner.ndim != first.ndim:
             kinds = " and ".join(f"{type(spec).__name__} of {spec.ndim} dimensions" for spec in (first, owner))
-            raise UsageError(f"the entry {name!r} is a {kinds}: it is unclear what the other members should get")
+            raise UsageError(f"the entry {name!r} is a {kinds}: other members cannot be given an entry like it")
     differing = [len({*sizes}) > 1 for sizes in zip(*(owner.shape for owner in owners), strict=True)]
     if isinstance(first, Composite):
         return _blank_nest(name, [owner for owner in owners if isinstance(owner, Composite)], differing)

@@ -1,4 +1,4 @@
-"""Specs of gymnasium spaces, tensordicts and the rows of datasets, and the former names of TorchRL's specs."""
+"""Conversions between specs and gymnasium spaces, tensordicts and datasets, and the former names of specs."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def _first(value: Any) -> Any:
 
 
 class FormerName(type):
-    """The metaclass of former names: a call warns and creates a `now`; instances of `now` count as its own."""
+    """The metaclass of former names: a call warns and creates an instance of `now`; `isinstance` also checks `now`."""
 
     now: type
 
@@ -356,11 +356,11 @@ class UnboundedDiscreteTensorSpec(metaclass=FormerName):
 
 
 def dataset_specs(reader: StepReader) -> Composite:
-    """Return the spec of one row of a dataset, with the keys that a batch of it has.
+    """Return the spec of one row of a dataset, with the same keys as a batch.
 
-    Observations and actions have the values of the spaces that the source records, where it does and they are of the
-    shape of the field: `Bounded`, `Categorical` and so on, in the element type that is stored. Every other field is an
-    Unbounded. The source may have recorded values outside its spaces, which `check` counts (TED015).
+    The specs of observations and actions are made from the spaces that the source has recorded, if they have as many
+    elements as the field: `Bounded`, `Categorical` and so on, with the stored element type. Every other field is an
+    Unbounded. The data may contain values outside of the recorded spaces; `check` counts them (TED015).
     """
     recorded = {
         key: leaf
@@ -384,7 +384,7 @@ def _leaves(spec: TensorSpec, key: Key) -> Iterator[tuple[Key, TensorSpec]]:
 
 
 def _spec_of(field: Field, recorded: TensorSpec | None) -> TensorSpec:
-    """Return what is recorded, in the type and shape of the field; an Unbounded where nothing that fits it is."""
+    """Return the recorded spec in the type and shape of the field; an Unbounded if there is none that fits."""
     dtype: torch.dtype = getattr(torch, field.dtype)
     anything = Unbounded(field.shape, dtype=dtype)
     if recorded is None or isinstance(recorded, NonTensor) or recorded.shape.numel() != anything.shape.numel():
@@ -397,7 +397,7 @@ def _spec_of(field: Field, recorded: TensorSpec | None) -> TensorSpec:
 
 
 def spec_of_space(space: Mapping[str, Any]) -> TensorSpec:
-    """Return the spec of a space that a source records, with an Unbounded in place of what has no finite bound.
+    """Return the spec of a space that a source has recorded. Parts without a finite bound become Unbounded.
 
     FormatError for a space that has no spec.
     """
@@ -405,7 +405,7 @@ def spec_of_space(space: Mapping[str, Any]) -> TensorSpec:
 
 
 def _without_infinite_bounds(spec: TensorSpec) -> TensorSpec:
-    """Make an Unbounded of what has no finite bound, in a nest too."""
+    """Replace a Bounded without a finite bound by an Unbounded, also inside of a Composite."""
     if isinstance(spec, Composite):
         for name, child in list(spec.items()):
             if child is not None:

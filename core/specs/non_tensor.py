@@ -1,4 +1,4 @@
-"""NonTensor, the spec of text and other objects, and Choice, one of several specs or objects."""
+"""NonTensor, the spec of text and other objects, and Choice, the spec of values of one of several specs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from .bridge import as_own
 class NonTensor(TensorSpec):
     """Any data except tensors, such as text, with a batch shape; draws, zeros and ones all return the example.
 
-    Values are tensordict's NonTensorData, with a NonTensorStack of them for the dimensions that are not part of the
-    datum, and if the data differ between elements.
+    Values are tensordict's NonTensorData, or a NonTensorStack of them if data differ between elements or some
+    dimensions do not belong to the datum itself.
 
     Args:
         shape: the batch shape.
         device: the device that values report.
         example_data: one datum for every element; None by default.
-        batched: `example_data` is nested sequences with a datum for each element of `shape`, or one for all of them.
-        feature_dims: how many of the last dimensions belong to the datum itself; by default all, and none if the spec
-            is `batched`. UsageError (a ValueError) together with `batched`.
+        batched: whether `example_data` has a datum for each element of `shape`, as nested sequences. A single datum
+            then stands for all elements.
+        feature_dims: how many of the last dimensions belong to the datum itself. By default all of them, or none if the
+            spec is `batched`. UsageError (a ValueError) together with `batched`.
 
     >>> from rbtool import NonTensor
     >>> NonTensor((), example_data="pick up the cup").rand().data
@@ -107,7 +108,7 @@ class NonTensor(TensorSpec):
 
     @property
     def batched(self) -> bool:
-        """Whether no dimension belongs to the datum, because the spec was made so."""
+        """Whether the spec was created with `batched=True`, so that no dimension belongs to the datum."""
         return self._batched
 
     @property
@@ -199,11 +200,11 @@ class NonTensor(TensorSpec):
         self._shape = torch.Size([-1 if number == place else size for number, size in enumerate(self._shape)])
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        """Return this spec with another device; an element type changes nothing."""
+        """Return this spec with another device; element types are ignored."""
         return self if isinstance(dest, torch.dtype) else self._twin(_device=as_device(dest))
 
     def clear_device_(self) -> Self:
-        """Forget the device, in place."""
+        """Remove the device, in place."""
         self._device = None
         return self
 
@@ -251,14 +252,14 @@ def _data_of(nested: Any, shape: torch.Size) -> np.ndarray[Any, Any]:
 
 
 def _stacked(places: np.ndarray[Any, Any], features: torch.Size, device: torch.device | None) -> Any:
-    """Stack data of the shape `features` each."""
+    """Stack data, each of shape `features`."""
     if not places.ndim:
         return NonTensorData(places.item(), batch_size=features, device=device)
     return NonTensorStack(*(_stacked(places[row, ...], features, device) for row in range(len(places))), stack_dim=0)
 
 
 def _of_all(name: str) -> Any:
-    """Return a property in which all alternatives agree; they change together."""
+    """Return a property that is equal in all alternatives; assigning it changes all of them."""
 
     def assign(spec: Choice, value: Any) -> None:
         for choice in spec.choices:
@@ -273,8 +274,8 @@ class Choice(TensorSpec):
     A draw chooses one of them with equal probabilities, separately for each value of a batch.
 
     Args:
-        choices: specs of the same class, shape, element type and device, or NonTensorData, each of which is the only
-            member of its alternative.
+        choices: specs of the same class, shape, element type and device, or NonTensorData. An alternative that is given
+            as NonTensorData has this datum as its only member.
 
     Raises:
         SpecTypeError (a TypeError): `choices` is not such a list, or the choices differ in class.
@@ -410,22 +411,22 @@ class Choice(TensorSpec):
 
     # Shape, device, copies -------------------------------------------------------------------------
 
-    def _of(self, change: Callable[[Any], Any]) -> Self:
+    def _mapped(self, change: Callable[[Any], Any]) -> Self:
         twin = object.__new__(type(self))
         twin._choices = tuple(change(choice) for choice in self._choices)
         return twin
 
     def _changed(self, change: ShapeChange) -> Self:
-        return self._of(lambda choice: choice._changed(change))
+        return self._mapped(lambda choice: choice._changed(change))
 
     def make_neg_dim(self, dim: int) -> None:
         make_neg_dim_of_all(self._choices, dim)
 
     def to(self, dest: DeviceLike | torch.dtype) -> Self:
-        return self._of(lambda choice: choice.to(dest))
+        return self._mapped(lambda choice: choice.to(dest))
 
     def clone(self) -> Self:
-        return self._of(lambda choice: choice.clone())
+        return self._mapped(lambda choice: choice.clone())
 
     def _equals(self, other: object) -> bool:
         return isinstance(other, Choice) and self._choices == other.choices
@@ -467,7 +468,7 @@ def _hold_all(choices: Sequence[LeafSpec], value: torch.Tensor, batch: torch.Siz
 
 
 def _selected(values: Sequence[torch.Tensor], which: torch.Tensor) -> torch.Tensor:
-    """Take each element from the tensor whose number `which` gives; `which` broadcasts to the tensors."""
+    """Select each element from the tensor with the number in `which`, which broadcasts to the tensors."""
     found = values[0]
     for number, value in enumerate(values[1:], 1):
         found = torch.where(which == number, value, found)
@@ -475,7 +476,7 @@ def _selected(values: Sequence[torch.Tensor], which: torch.Tensor) -> torch.Tens
 
 
 def _picked(drawn: Sequence[Any], which: torch.Tensor) -> Any:
-    """Take each value of a batch from the batch whose number `which` gives, and stack them lazily."""
+    """Select each value of a batch from the batch with the number in `which`, and stack the values lazily."""
     if not which.dim():
         return drawn[int(which)]
     rows = [_picked([value[row] for value in drawn], which[row]) for row in range(len(which))]

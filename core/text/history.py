@@ -1,7 +1,8 @@
 """Conversations, and texts with their tokens, as tensorclasses; and the chat templates that write and read them.
 
-A template is Jinja, as with tokenizers of transformers, and has what an assistant says in `{% generation %}` blocks.
-It is given messages: dictionaries with a role and a content, which is text or a list of parts.
+A chat template is written in Jinja, as for the tokenizers of transformers. `{% generation %}` blocks enclose the text
+of assistants. The input of a template is a list of messages: dictionaries with a role and a content, which is text or a
+list of parts.
 
     History  ->  chosen_template  ->  _Writer: a tokenizer, or `rendered`  ->  text, tokens, masks
     text     ->  parsed: the parser of a template, by its name             ->  History
@@ -53,7 +54,7 @@ class UnknownFieldError(UsageError, AttributeError):
 
 
 def _with_whole_lists(self: Any, name: str, value: Any) -> None:
-    """Set a field; a list is spread over the batch, and the lists below it stay lists, whatever their lengths."""
+    """Set a field. The outer levels of a list become dimensions of the batch; lists below them remain lists."""
     if isinstance(value, list) and name in _LISTS:
         value = _spread(value, self.batch_dims)
     TensorClass.__setattr__(self, name, value)
@@ -66,7 +67,7 @@ def _spread(value: Any, dims: int) -> Any:
 
 
 class LLMInput(TensorClass, nocast=True):
-    """What a language model is given: tokens, and the text that they stand for. The fields are as in TorchRL's class.
+    """The input of a language model: tokens, and the text that they encode. The fields are those of TorchRL's class.
 
     - `tokens`, `attention_mask`: int64 `[*batch, L]`.
     - `token_list`: tokens without padding, a list for each row.
@@ -85,9 +86,9 @@ class LLMInput(TensorClass, nocast=True):
 
 
 class LLMOutput(TensorClass, nocast=True):
-    """What a language model returns: tokens, and what was computed with them. The fields are as in TorchRL's class.
+    """The output of a language model: tokens and their probabilities. The fields are those of TorchRL's class.
 
-    - `tokens`: int64 `[*batch, L]`; `tokens_response`: those that were generated, `[*batch, T]`.
+    - `tokens`: int64 `[*batch, L]`; `tokens_response`: the generated tokens, `[*batch, T]`.
     - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
     - `logits`: `[*batch, T, vocabulary]`; `log_probs`: `[*batch, T]`.
     - `text`: a text for each row, or one for all.
@@ -109,15 +110,16 @@ class LLMOutput(TensorClass, nocast=True):
 
     @classmethod
     def from_vllm_output(cls, vllm_output: Any) -> Self:
-        """Raise UnsupportedError (a NotImplementedError), as in TorchRL: fill in the fields of a vLLM output."""
+        """Not supported, as in TorchRL: raises UnsupportedError (a NotImplementedError)."""
         raise UnsupportedError(
-            f"{cls.__name__} is not made from an output of vLLM", hint=f"pass its fields: {cls.__name__}(tokens=…)"
+            f"{cls.__name__} cannot be made from an output of vLLM", hint=f"pass its fields: {cls.__name__}(tokens=…)"
         )
 
 
 class LLMData(TensorClass, nocast=True):
-    """Texts, prompts and answers with their tokens, in the batch size that is given. The fields are as in TorchRL's
-    class; those that are not set are None.
+    """Prompts and answers of a language model, with their tokens. The fields are those of TorchRL's class.
+
+    Fields that are not set are None.
 
     - `tokens`, `attention_mask`: int64 `[*batch, L]`.
     - `tokens_response`: the tokens of the answers, without the prompts, int64 `[*batch, T]`.
@@ -144,12 +146,14 @@ class LLMData(TensorClass, nocast=True):
 
 
 class ContentBase(TensorClass, nocast=True, shadow=True):
-    """A part of a message that has several: text, an image, a file. The fields are as in TorchRL's class.
+    """One part of the content of a message: text, an image, a file. The fields are those of TorchRL's class.
 
-    - `type`: what it is, meant to be text, image, audio, video, file or function_call; it is not checked.
-    - `text`; `url`, or `data` in base64, with `mime_type`, `name` and `size`; `function_name`, `function_args`.
+    - `type`: text, image, audio, video, file or function_call. It is not checked.
+    - `text`: for text.
+    - `url`, or `data` in base64, with `mime_type`, `name` and `size`: for images, audio, videos and files.
+    - `function_name`, `function_args`: for calls of functions.
 
-    The content of a message is a stack of them:
+    The content of a message with several parts is a stack:
 
     >>> parts = [ContentBase(type="text", text="Hi"), ContentBase(type="image", url="here.png")]
     >>> History(role="user", content=lazy_stack(parts)).content[1].type
@@ -168,10 +172,12 @@ class ContentBase(TensorClass, nocast=True, shadow=True):
 
 
 class History(TensorClass, nocast=True):
-    """Messages of conversations: one of T messages has the batch size `[T]`, B of them `[B, T]`, or `[B, -1]` if their
-    lengths differ. The fields are as in TorchRL's class.
+    """The messages of one or several conversations. The fields are those of TorchRL's class.
 
-    - `role`: who says it, such as user, assistant or system; messages of the role `<none>` are padding.
+    A conversation of T messages has the batch size `[T]`. B conversations have `[B, T]`, or `[B, -1]` if their lengths
+    differ.
+
+    - `role`: the speaker, such as user, assistant or system. Messages with the role `<none>` are padding.
     - `content`: a text, a list of parts, or a stack of `ContentBase`.
     - `is_complete`: False for a message that was cut off.
     - `tool_calls`, `tool_responses`: lists, or None.
@@ -201,15 +207,15 @@ class History(TensorClass, nocast=True):
 
     @classmethod
     def from_chats(cls, chats: Sequence[Any]) -> Self:
-        """Make a conversation of T messages, or several.
+        """Make one conversation from messages, or several from a list of conversations.
 
         Args:
-            chats: dictionaries with `role`, `content` and perhaps the other fields, or a list of such lists.
+            chats: dictionaries with `role`, `content` and optionally the other fields, or a list of such lists.
 
         Raises:
             SchemaError: (also an IndexError) there are no messages.
             UsageError: (also an AttributeError) a key is not a field.
-            WrongKindError: (a TypeError) something else is not as described, or a role or content is missing.
+            WrongKindError: (a TypeError) `chats` has another structure, or a role or content is missing.
         """
         if isinstance(chats, Mapping):
             return cls._from_message(chats)
@@ -250,22 +256,22 @@ class History(TensorClass, nocast=True):
         chat_template: str | None = None,
         tokenizer: Any = None,
     ) -> Self:
-        r"""Read a conversation from a text that a chat template wrote, or several from a list of texts.
+        r"""Parse a text that a chat template has written into a conversation, or a list of texts into several.
 
-        A message that does not end before the next one begins, or before the text does, has `is_complete=False` in the
-        formats that mark the end: ChatML, Qwen, Llama. Calls of tools and their responses are read from ChatML and
-        Qwen; they stay in the content, too.
+        ChatML, Qwen and Llama mark the end of a message: a message without this mark has `is_complete=False`. Tool
+        calls and tool responses are parsed in ChatML and Qwen; their text also stays in the content.
 
         Args:
             text: a text with its special tokens.
-            chat_template_name: `chatml_format`, `qwen`, `llama`, `deepseek`, `falcon`, `dialogpt`, or a name with an
-                `inverse_parser` of `add_chat_template`. Default: by `tokenizer.name_or_path`, else `chatml_format`.
-            chat_template: accepted for compatibility with TorchRL and ignored, as there: a template cannot be read
-                backwards.
-            tokenizer: where the text is from.
+            chat_template_name: `chatml_format`, `qwen`, `llama`, `deepseek`, `falcon`, `dialogpt`, or a name that
+                `add_chat_template` has registered with an `inverse_parser`. By default the name is chosen by
+                `tokenizer.name_or_path`; without a tokenizer it is `chatml_format`.
+            chat_template: ignored, and accepted for compatibility with TorchRL: a parser cannot be derived from a
+                template.
+            tokenizer: the tokenizer of the model that the text is for.
 
         Raises:
-            UnsupportedError: (a NotImplementedError) nothing reads this format.
+            UnsupportedError: (a NotImplementedError) there is no parser for this format.
             SchemaError: (a RuntimeError) the text has no messages.
 
         >>> History.from_text("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo")[1].is_complete
@@ -282,19 +288,20 @@ class History(TensorClass, nocast=True):
     # Growth ----------------------------------------------------------------------------------------------
 
     def append(self, history: History, *, inplace: bool = True, dim: int = -1) -> Self:
-        """Append one item: a message to a conversation, or one to each of several, or a conversation to several.
+        """Append a message to one or several conversations, or a conversation to several.
 
-        Conversations may have different lengths. Only this object changes, not one that it was taken from by an index.
+        Conversations may have different lengths. If this object was taken from another one by an index, the other
+        object does not change.
 
         Args:
-            history: the item, with one dimension less; it is moved to this object's device.
-            inplace: whether this object changes, and is returned; otherwise a new one shares the messages.
-            dim: the dimension that grows; messages are along the last one.
+            history: the item to append, with one dimension less than this object. It is moved to this object's device.
+            inplace: change this object and return it. If False, return a new object that shares the messages.
+            dim: the dimension that grows. By default the last one, along which the messages are.
 
         Raises:
-            SchemaError: (a RuntimeError) the dimensions do not fit, this is a single message, or locked.
-            UsageError: (a ValueError) another number of conversations; IndexError: there is no such `dim`. Nothing is
-                changed by any of these.
+            SchemaError: (a RuntimeError) the dimensions do not fit, or this object is a single message or locked.
+            UsageError: (a ValueError) the number of conversations differs.
+            IndexError: `dim` does not exist. This object is unchanged after any error.
         """
         return self._grow(history, inplace, dim, 1)
 
@@ -305,7 +312,7 @@ class History(TensorClass, nocast=True):
     def _grow(self, history: History, inplace: bool, dim: int, fewer: int) -> Self:
         require_flags(inplace=inplace)
         if not self.ndim:
-            raise SchemaError("this is a single message, which does not grow", hint="unsqueeze(0) makes a conversation")
+            raise SchemaError("a single message cannot be extended", hint="unsqueeze(0) makes a conversation of it")
         if not isinstance(history, History):
             raise WrongKindError(f"expected a History, found a {type(history).__name__}")
         if history.ndim != self.ndim - fewer:
@@ -340,37 +347,44 @@ class History(TensorClass, nocast=True):
         return_assistant_tokens_mask: bool = False,
         **options: Any,
     ) -> Any:
-        """Write conversations as texts, or as tokens.
+        """Format conversations as text or as tokens, with a chat template.
 
-        The template is the first of these: `chat_template`; `chat_template_name`; the one for the family of models in
-        `tokenizer.name_or_path` (as `add_chat_template` was told, then Qwen, DialoGPT, Falcon, DeepSeek and Llama); the
-        tokenizer's own if it has `{% generation %}`; ChatML. Of contents with several parts, rbtool's templates write
-        the text; they write no descriptions of tools.
+        The first available template of these is used:
+
+        1. `chat_template`,
+        2. the template with the name `chat_template_name`,
+        3. the template for the model family in `tokenizer.name_or_path`: those of `add_chat_template`, then Qwen,
+           DialoGPT, Falcon, DeepSeek and Llama,
+        4. the tokenizer's own template, if it has `{% generation %}`,
+        5. ChatML.
+
+        Of a content with several parts, rbtool's templates write only the text. They do not write tool descriptions.
 
         Args:
-            tokenizer: a tokenizer of transformers, or anything alike: with `apply_chat_template`, or callable. None
-                for texts only, which have the special tokens of the template's family.
-            add_generation_prompt: whether the text ends with the header of an answer.
+            tokenizer: a tokenizer of transformers, or an object with the same `apply_chat_template` or `__call__`.
+                Without a tokenizer, only text can be returned; it has the special tokens of the template's family.
+            add_generation_prompt: end the text with the header of an answer.
             chat_template: a template in Jinja.
-            chat_template_name: `chatml_format`, `qwen`, `dialogpt`, `falcon`, `deepseek`, `llama`, or a name of
-                `add_chat_template`.
-            continue_final_message: whether the text ends where the last message does, so that a model goes on with it.
-            tokenize: whether to return tokens; default if `return_tensors` or the mask is set.
-            return_tensors: the type of the tokens; default "pt", torch's.
-            return_dict: whether to return a tensordict of tokens; default with the mask.
-            return_assistant_tokens_mask: whether to mark the tokens of what assistants say, as `assistant_masks`.
-            **options: for the tokenizer, such as `padding`, `truncation` (both off by default) and `max_length`, and
-                for the template.
+            chat_template_name: `chatml_format`, `qwen`, `dialogpt`, `falcon`, `deepseek`, `llama`, or a name that
+                `add_chat_template` has registered.
+            continue_final_message: end the text with the content of the last message, so that a model continues it.
+            tokenize: return tokens. Default: True if `return_tensors` or the mask is set.
+            return_tensors: the type of the tokens. Default: "pt", torch tensors.
+            return_dict: return a tensordict of tokens. Default: True if the mask is set.
+            return_assistant_tokens_mask: also return `assistant_masks`, which marks the tokens of assistants.
+            **options: further options of the tokenizer, such as `padding`, `truncation` (both off by default) and
+                `max_length`, and variables for the template.
 
         Returns:
-            For one conversation a str; with `tokenize` an int64 tensor `[1, L]`; with `return_dict`, too, a tensordict
-            with `input_ids`, `attention_mask` and perhaps `assistant_masks`, int64 `[L]`. For several conversations a
-            list of these, or a lazy stack of tensordicts: `get("input_ids", as_padded_tensor=True)` pads it.
+            For one conversation a str; with `tokenize`, an int64 tensor `[1, L]`; with `tokenize` and `return_dict`, a
+            tensordict of `input_ids`, `attention_mask` and optionally `assistant_masks`, int64 `[L]`. For several
+            conversations a list of these, or a lazy stack of tensordicts, which
+            `get("input_ids", as_padded_tensor=True)` pads.
 
         Raises:
             MissingKeyError: (a KeyError) no template has this name.
-            UsageError: (a ValueError) arguments that contradict each other, or the template fails.
-            SchemaError: (a RuntimeError) tokens are asked for without a tokenizer.
+            UsageError: (a ValueError) arguments contradict each other, or the template fails.
+            SchemaError: (a RuntimeError) tokens are requested without a tokenizer.
         """
         mask = return_assistant_tokens_mask
         require_flags(
@@ -379,15 +393,15 @@ class History(TensorClass, nocast=True):
         )  # fmt: skip
         if continue_final_message and add_generation_prompt:
             raise UsageError(
-                "continue_final_message and add_generation_prompt are both set: a text ends with the last message, or "
-                "with the header of another",
+                "continue_final_message and add_generation_prompt are both set, expected at most one: a text ends with "
+                "the last message or with the header of the next",
                 hint="add_generation_prompt=False",
             )
         if mask and (tokenize is False or return_dict is False):
             raise UsageError("return_assistant_tokens_mask marks tokens, expected tokenize and return_dict not False")
         tokenize = (mask or return_tensors is not None) if tokenize is None else tokenize
         if tokenize and tokenizer is None:
-            raise SchemaError("tokens are asked for, but there is no tokenizer", hint="pass one: tokenizer=…")
+            raise SchemaError("tokens are requested, but there is no tokenizer", hint="pass one: tokenizer=…")
         template = chosen_template(tokenizer, chat_template, chat_template_name)
         writer = _Writer(tokenizer, template, add_generation_prompt, continue_final_message, options)
         if not tokenize:
@@ -401,10 +415,10 @@ class History(TensorClass, nocast=True):
 
     @classmethod
     def default_spec(cls, shape: tuple[int, ...] = (-1,)) -> Composite:
-        """Return the spec of a history: a `Composite` of one `NonTensor` a field, whose `zero()` is a history.
+        """Return the spec of a history: a `Composite` with a `NonTensor` for each field. Its `zero()` is a `History`.
 
         Args:
-            shape: the shape of the fields; the batch size of the spec is this without the last dimension.
+            shape: the shape of the fields. The batch size of the spec is `shape[:-1]`.
         """
         from ..specs.composite import Composite
         from ..specs.non_tensor import NonTensor
@@ -415,7 +429,7 @@ class History(TensorClass, nocast=True):
 
 
 def _grown(history: Any, more: Any, dim: int, one: bool) -> Any:
-    """Return a history with `more`, one item or several, at the end of a dimension."""
+    """Append `more` to a history along a dimension: a single item if `one`, else all its items."""
     if not dim:
         return lazy_stack([*history.unbind(0), *([more] if one else more.unbind(0))])
     if len(history) != len(more):
@@ -425,7 +439,7 @@ def _grown(history: Any, more: Any, dim: int, one: bool) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a field as plain objects: parts of a content as dictionaries without None."""
+    """Return a field as plain objects; parts of a content become dictionaries without the fields that are None."""
     if isinstance(value, ContentBase):
         if value.ndim:
             return [_plain(part) for part in value.unbind(0)]
@@ -436,18 +450,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# Chat templates ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A named template.
+    """A chat template, the parser of its texts, and the models that it is for.
 
     Attributes:
-        template: the text in Jinja.
-        parse: reads a text that was written with the template; returns messages, or a `History`. None if nothing can.
-        keywords: words in the names of the tokenizers whose conversations are written so.
-        special: the special tokens of this family of models, for texts that are made without a tokenizer.
+        template: the template in Jinja.
+        parse: parses a text that was written with the template, and returns messages or a `History`. None if there is
+            no parser.
+        keywords: words in the names of the tokenizers that the template is for.
+        special: the special tokens of this family of models, for texts that are written without a tokenizer.
         roles: the roles whose messages the template writes; None for any.
         takes_tools: whether the template may write descriptions of tools.
     """
@@ -460,7 +472,7 @@ class ChatTemplate:
     takes_tools: bool = True
 
     def check(self, messages: Sequence[Message], tools: Any) -> None:
-        """Raise UsageError (a ValueError) for what the template would leave out without a word."""
+        """Raise UsageError (a ValueError) for messages and tools that the template would silently leave out."""
         odd = next((one["role"] for one in messages if self.roles is not None and one["role"] not in self.roles), None)
         if odd is not None or (tools and not self.takes_tools):
             what = "descriptions of tools" if odd is None else f"messages of the role {odd!r}"
@@ -477,17 +489,18 @@ def add_chat_template(
     inverse_parser: Callable[[str], Any] | None = None,
     model_family_keywords: Sequence[str] | None = None,
 ) -> None:
-    """Give a chat template a name, for all conversations of this process.
+    """Register a chat template under a name, for all conversations of this process.
 
     If the name exists, the template is replaced; its parser and its keywords stay unless new ones are given.
 
     Args:
-        template_name: what `chat_template_name` selects.
-        template: the text in Jinja, with what assistants say in `{% generation %}…{% endgeneration %}`.
-        inverse_parser: reads a text that was written so, for `History.from_text`: returns a `History`, or a list of
-            messages.
-        model_family_keywords: the template is chosen for tokenizers with one of these words in `name_or_path`, whatever
-            its case. They are looked for before the keywords of rbtool's own templates.
+        template_name: the name, for `chat_template_name`.
+        template: the template in Jinja, in which `{% generation %}…{% endgeneration %}` encloses the text of
+            assistants.
+        inverse_parser: a function for `History.from_text` that parses a text written with the template. It returns a
+            `History`, or a list of messages.
+        model_family_keywords: the template is chosen for tokenizers with one of these words in `name_or_path`; case
+            does not matter. They take precedence over the keywords of rbtool's own templates.
 
     Raises:
         UsageError: (a ValueError) the template has no `{% generation %}`.
@@ -500,7 +513,7 @@ def add_chat_template(
     """
     if GENERATION not in template:
         raise UsageError(
-            f"the template {template_name!r} has no {GENERATION}, which marks what an assistant says",
+            f"the template {template_name!r} has no {GENERATION}, which marks the text of an assistant",
             hint="write {% generation %}{{ message.content }}{% endgeneration %}",
         )
     if inverse_parser is not None and not callable(inverse_parser):
@@ -531,14 +544,14 @@ def named_template(name: str) -> ChatTemplate:
 
 
 def template_of(tokenizer: Any) -> ChatTemplate | None:
-    """Return the template for the family of models that a tokenizer's name tells; None if it tells none."""
-    called = str(getattr(tokenizer, "name_or_path", None) or "").lower()
+    """Return the template for the family of models in a tokenizer's name; None if its name contains no known family."""
+    path = str(getattr(tokenizer, "name_or_path", None) or "").lower()
     families = (*_ADDED.values(), *(one for name, one in _OWN.items() if name not in _ADDED))
-    return next((one for one in families if any(word.lower() in called for word in one.keywords)), None)
+    return next((one for one in families if any(word.lower() in path for word in one.keywords)), None)
 
 
 def chosen_template(tokenizer: Any, template: str | None, name: str | None) -> ChatTemplate:
-    """Return the template to write with: the one given, named, of the family, or the tokenizer's own, else ChatML's."""
+    """Return the template to use, in the order of precedence that `History.apply_chat_template` documents."""
     if template is not None:
         return ChatTemplate(template)
     if name is not None:
@@ -557,9 +570,9 @@ def chosen_template(tokenizer: Any, template: str | None, name: str | None) -> C
 
 
 def parsed(text: str, tokenizer: Any, name: str | None) -> Any:
-    """Return the messages of a text in the format of a named template, or of a tokenizer's family, else of ChatML.
+    """Parse a text in the format of a named template, of a tokenizer's family, or else of ChatML; return its messages.
 
-    UnsupportedError (a NotImplementedError) if nothing reads the format, SchemaError (a RuntimeError) if the text has
+    UnsupportedError (a NotImplementedError) if the format has no parser, SchemaError (a RuntimeError) if the text has
     no messages.
     """
     if not isinstance(text, str):
@@ -569,7 +582,7 @@ def parsed(text: str, tokenizer: Any, name: str | None) -> Any:
     )
     if found is None or found.parse is None:
         raise UnsupportedError(
-            f"nothing reads texts of the chat template {name!r}", hint="give add_chat_template() an inverse_parser"
+            f"there is no parser for texts of the chat template {name!r}", hint="add_chat_template(inverse_parser=…)"
         )
     messages = found.parse(text)
     if isinstance(messages, list) and not messages:
@@ -580,12 +593,9 @@ def parsed(text: str, tokenizer: Any, name: str | None) -> Any:
     return messages
 
 
-# Writing -----------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Written:
-    """A text that is being written, and the places in it that an assistant says."""
+    """The text that a template has written so far, and the positions of the text of assistants in it."""
 
     parts: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -594,14 +604,14 @@ class _Written:
 def rendered(
     template: str, messages: list[Message], variables: Mapping[str, Any], *, prompt: bool, open_end: bool
 ) -> tuple[str, list[Span]]:
-    """Write messages with a template; return the text, and the places of its `{% generation %}` blocks.
+    """Render messages with a template; return the text, and the positions of its `{% generation %}` blocks.
 
     Args:
-        template: the text in Jinja.
+        template: the template in Jinja.
         messages: the conversation.
-        variables: what else the template may use, such as `eos_token`.
-        prompt: whether the text ends with the header of an answer.
-        open_end: whether the text ends where the last message does.
+        variables: further variables of the template, such as `eos_token`.
+        prompt: end the text with the header of an answer.
+        open_end: end the text with the content of the last message.
 
     Raises:
         UsageError: (a ValueError) the template is not Jinja, or fails.
@@ -611,7 +621,7 @@ def rendered(
     written = _Written()
     try:
         made = _compiled(template)
-        known = {**variables, "messages": messages, "add_generation_prompt": prompt, _NOTES: written}
+        known = {**variables, "messages": messages, "add_generation_prompt": prompt, _WRITTEN: written}
         for part in made.generate(known):
             written.parts.append(part)
     except jinja2.TemplateError as error:
@@ -622,12 +632,15 @@ def rendered(
     last = text_of(messages[-1].get("content")).lstrip() if messages else ""
     place = text.rfind(last.rstrip()) if last else -1
     if place < 0:
-        raise UsageError("the text does not contain the last message, which continue_final_message leaves open")
+        raise UsageError(
+            "the text does not contain the last message as it is, so continue_final_message cannot end the text with it"
+        )
     end = place + len(last if text.startswith(last, place) else last.rstrip())
     return text[:end], [(start, min(stop, end)) for start, stop in written.spans]
 
 
-_NOTES = "_written"
+_WRITTEN = "_written"
+"""The variable with which the extension of Jinja reaches the `_Written` of a text."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -637,9 +650,9 @@ def _compiled(template: str) -> jinja2.Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}…{% endgeneration %}` writes what it contains, and notes where."""
+        """`{% generation %}…{% endgeneration %}` writes its contents, and records their position in the text."""
 
-        tags = {"generation"}  # noqa: RUF012  # a list of the base class, too
+        tags = {"generation"}  # noqa: RUF012  # as in the base class
 
         def parse(self, parser: Any) -> jinja2.nodes.Node:
             line = next(parser.stream).lineno
@@ -648,7 +661,7 @@ def _compiled(template: str) -> jinja2.Template:
             return jinja2.nodes.CallBlock(call, [], [], said).set_lineno(line)
 
         def _noted(self, context: Any, caller: Callable[[], str]) -> str:
-            said, written = caller(), context[_NOTES]
+            said, written = caller(), context[_WRITTEN]
             start = sum(map(len, written.parts))
             written.spans.append((start, start + len(said)))
             return said
@@ -664,7 +677,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # Jinja's own escapes what HTML would not hold
+    return json.dumps(value, ensure_ascii=False, indent=indent)  # unlike Jinja's own filter, without HTML escapes
 
 
 def _fail(message: str) -> None:
@@ -674,7 +687,7 @@ def _fail(message: str) -> None:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a content: of a list of parts, those that are text."""
+    """Return the text of a content; for a list of parts, the joined text of those that have some."""
     if isinstance(content, str) or content is None:
         return content or ""
     if not isinstance(content, list):
@@ -690,9 +703,10 @@ def special_tokens(tokenizer: Any) -> dict[str, str]:
 
 
 def assistant_spans(text: str, messages: list[Message], written: Callable[[list[Message]], str]) -> list[Span]:
-    """Return where in a text the messages of assistants are, for templates that do not mark them.
+    """Find the messages of assistants in a text, for templates that do not mark them.
 
-    A message begins where the text changes with its content; so nothing else that reads alike is taken for it.
+    The same words may occur several times in the text. To find a message, the conversation up to it is written twice,
+    with the contents "0" and "1": the message begins where the two texts differ.
 
     Args:
         text: all messages, as the template writes them.
@@ -700,7 +714,7 @@ def assistant_spans(text: str, messages: list[Message], written: Callable[[list[
         written: writes other messages with the same template.
 
     Raises:
-        UsageError: (a ValueError) the text does not contain what a message says.
+        UsageError: (a ValueError) the text does not contain the content of a message.
     """
     spans: list[Span] = []
     for place, message in enumerate(messages):
@@ -717,7 +731,7 @@ def assistant_spans(text: str, messages: list[Message], written: Callable[[list[
             found = text.find(said, start)
         if found < 0:
             raise UsageError(
-                f"the template changes what message {place} of the conversation says, so its tokens cannot be marked",
+                f"the template changes message {place} of the conversation, so its tokens cannot be marked",
                 hint=f"mark the message with {GENERATION} in the template",
             )
         spans.append((found, found + len(said)))
@@ -737,7 +751,7 @@ class _Writer:
         self._has_templates = hasattr(tokenizer, "apply_chat_template")
 
     def each(self, history: Any, write: Callable[[list[Message]], Any], *, stacked: bool = False) -> Any:
-        """Write every conversation of a history; return a list, or a lazy stack of tensordicts."""
+        """Call `write` with the messages of each conversation; return a list, or a lazy stack of tensordicts."""
         if history.ndim > 1:
             made = [self.each(one, write, stacked=stacked) for one in history.unbind(0)]
             return lazy_stack(made) if stacked else made
@@ -749,21 +763,21 @@ class _Writer:
 
     def text(self, messages: list[Message]) -> str:
         """Return a conversation as text."""
-        text: str = self._asked(messages, tokenize=False) if self._has_templates else self._rendered(messages)[0]
+        text: str = self._applied(messages, tokenize=False) if self._has_templates else self._rendered(messages)[0]
         return text
 
     def tokens(self, messages: list[Message], tensors: str) -> Any:
         """Return the tokens of a conversation, `[1, L]`."""
         if self._has_templates:
-            return self._asked(messages, tokenize=True, return_tensors=tensors)
+            return self._applied(messages, tokenize=True, return_tensors=tensors)
         return _row(self._encoded(self.text(messages))["input_ids"]).unsqueeze(0)
 
     def tensordict(self, messages: list[Message], tensors: str, mask: bool) -> TensorDict:
-        """Return the tokens of a conversation, `[L]`, and which of them assistants say, if asked for."""
+        """Return the tokens of a conversation, `[L]`, and with `mask` those of assistants."""
         found: Any = None
         if self._has_templates and not (mask and GENERATION not in self.template.template):
-            asked = {"return_tensors": tensors, "return_dict": True, "return_assistant_tokens_mask": mask}
-            found = self._asked(messages, tokenize=True, **asked)
+            returns = {"return_tensors": tensors, "return_dict": True, "return_assistant_tokens_mask": mask}
+            found = self._applied(messages, tokenize=True, **returns)
         if found is None or (mask and "assistant_masks" not in found):
             text = self.text(messages)
             found = dict(self._encoded(text))
@@ -771,8 +785,8 @@ class _Writer:
                 found["assistant_masks"] = self._mask(text, self._spans(text, messages), found)
         return TensorDict({name: _row(value) for name, value in found.items()}, batch_size=[])
 
-    def _asked(self, messages: list[Message], **how: Any) -> Any:
-        """Return what the tokenizer makes of a conversation."""
+    def _applied(self, messages: list[Message], **how: Any) -> Any:
+        """Call the tokenizer's own `apply_chat_template`."""
         defaults = {"return_tensors": None, "return_dict": False, "return_assistant_tokens_mask": False}
         return self.tokenizer.apply_chat_template(
             conversation=messages, chat_template=self.template.template, add_generation_prompt=self.prompt,
@@ -790,21 +804,20 @@ class _Writer:
         return self.tokenizer(text, add_special_tokens=False, **known, **more, **how)
 
     def _spans(self, text: str, messages: list[Message]) -> list[Span]:
-        """Return the places of a text that assistants say."""
+        """Return the positions of the text of assistants."""
         if GENERATION in self.template.template:
             own, spans = self._rendered(messages)
             if own == text:
                 return spans
-
         writer = _Writer(self.tokenizer, self.template, False, False, self.options)
         return assistant_spans(text, messages, writer.text)
 
     def _mask(self, text: str, spans: list[Span], encoded: Mapping[str, Any]) -> torch.Tensor:
-        """Return which tokens of a text are in one of the places, int64 `[L]`."""
+        """Return which tokens of a text are in one of the spans, int64 `[L]`."""
         mask = torch.zeros_like(_row(encoded["input_ids"]), dtype=torch.int64)
         try:
             offsets = self._encoded(text, return_offsets_mapping=True)["offset_mapping"]
-        except (KeyError, NotImplementedError, TypeError):  # it does not know where tokens are: count those before
+        except (KeyError, NotImplementedError, TypeError):  # no offsets: count the tokens of the text before each end
             padding = _row(encoded.get("attention_mask", [1])).tolist().index(1)
             for span in spans:
                 start, stop = (
@@ -824,8 +837,6 @@ def _row(values: Any) -> torch.Tensor:
     return tensor[0] if tensor.ndim > 1 else tensor
 
 
-# Reading -----------------------------------------------------------------------------------------------
-
 _CHATML_BLOCK = re.compile(
     r"<\|im_start\|>([^\n<]*)\n(.*?)(?:(<\|im_end\|>|<\|endoftext\|>)|(?=<\|im_start\|>)|\Z)", re.DOTALL
 )
@@ -836,7 +847,7 @@ _LLAMA_BLOCK = re.compile(
 )
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TOOL_RESPONSE = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
-_TOKEN = r"(?:<[^<>\s/][^<>\s]*>|</s>)"  # a special token; not the end of an element of HTML
+_TOKEN = r"(?:<[^<>\s/][^<>\s]*>|</s>)"  # a special token, but no closing tag of HTML
 _FIRST_TOKEN, _LAST_TOKEN = re.compile(rf"\A{_TOKEN}"), re.compile(rf"{_TOKEN}\Z")
 _TURN = re.compile(rf"(?:^|{_TOKEN})(User|Assistant):", re.MULTILINE)
 _LINE = re.compile(r"\s*(User|Assistant):(.*)")
@@ -844,7 +855,7 @@ _END = re.compile(r"<\|[^<>|]+\|>|<eos>|</s>")
 
 
 def _blocks(block: re.Pattern[str], text: str) -> list[Message]:
-    """Read messages between markers; a message without an end, before the next one or at the end, is not complete."""
+    """Parse messages between markers. A message without the mark of its end is not complete."""
     return [
         {"role": role.strip(), "content": content.strip(), "is_complete": bool(end)}
         for role, content, end in block.findall(text)
@@ -862,7 +873,7 @@ def _parse_chatml(text: str) -> list[Message]:
 
 
 def _values(documents: Iterable[str]) -> Iterable[Any]:
-    """Yield the values of documents of JSON; others are passed over, they stay in the content of their message."""
+    """Yield the values of JSON documents; invalid ones are skipped, and remain in the content of the message."""
     for document in documents:
         try:
             yield json.loads(document)
@@ -879,7 +890,7 @@ def _parse_llama(text: str) -> list[Message]:
 
 
 def _parse_turns(text: str) -> list[Message]:
-    """Read `User:` and `Assistant:` at the start of lines, or behind a special token; before them is the system's."""
+    """Parse `User:` and `Assistant:` at the start of lines or after a special token; the system's text comes first."""
     text = _LAST_TOKEN.sub("", _FIRST_TOKEN.sub("", text.strip()).rstrip())
     turns = list(_TURN.finditer(text))
     if not turns:
@@ -891,7 +902,7 @@ def _parse_turns(text: str) -> list[Message]:
 
 
 def _parse_dialogpt(text: str) -> list[Message]:
-    """Read turns that end with a special token, of user and assistant by turns, or lines with a role before them."""
+    """Parse alternating turns of user and assistant between special tokens, or lines that begin with a role."""
     if _END.search(text) and not _LINE.match(text):
         *turns, rest = _END.split(text)
         said = [*((turn, True) for turn in turns), *([(rest, False)] if rest.strip() else [])]
@@ -907,11 +918,9 @@ def _parse_dialogpt(text: str) -> list[Message]:
     return messages
 
 
-# rbtool's own templates -----------------------------------------------------------------------------------
-
 DEFAULT = "chatml_format"
 
-_TEXT = (  # what a message says; not with `generation` inside, which notes the place of what is written right there
+_TEXT = (  # The text of a content. It contains no `generation`, which must be outside of macros to record positions.
     "{% macro text(content) %}{% if content is string or content is number %}{{ content }}{% else %}"
     "{% for part in content or [] %}{{ part if part is string else part.text or '' }}{% endfor %}"
     "{% endif %}{% endmacro %}"
@@ -930,7 +939,7 @@ _CHATML = (
 )
 _QWEN = (
     _TEXT
-    # Calls and responses that were read from a text are in the content already.
+    # If the message was parsed from a text, the content already contains the calls and responses.
     + "{% macro calls(message) %}{% if '<tool_call>' not in text(message.content) %}"
     "{% for call in message.tool_calls or [] %}{% set call = call.function or call %}"
     "{{ '\n' if text(message.content) or not loop.first }}"
@@ -945,7 +954,7 @@ _QWEN = (
     "{% if not messages or messages[0].role != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
     "{% for message in messages %}"
-    # The responses of several tools in a row share a block.
+    # The responses of consecutive tools share a block.
     "{% set tool = message.role == 'tool' %}"
     "{% if tool and loop.previtem and loop.previtem.role == 'tool' %}{{ '\n' }}"
     "{% else %}{{ '<|im_start|>' ~ message.role ~ '\n' }}{% endif %}"
@@ -995,4 +1004,4 @@ _OWN: dict[str, ChatTemplate] = {
     "llama": ChatTemplate(_LLAMA, _parse_llama, ("llama",), {"bos_token": "<|begin_of_text|>"}, takes_tools=False),
 }  # fmt: skip
 _ADDED: dict[str, ChatTemplate] = {}
-"""What `add_chat_template` added; a name that rbtool has, too, comes before its own."""
+"""The templates of `add_chat_template`; they take precedence over rbtool's own templates of the same name."""

@@ -1,10 +1,10 @@
-"""Datasets of text as tokens: a split is tokenized once, stored as a token cache, mapped, and read in batches.
+"""Text datasets as tokens: a split is tokenized once, stored as a token cache, memory-mapped, and read in batches.
 
     rows of text  ->  pre_tokenization_hook  ->  tokenizer_fn  ->  token cache  ->  tensordict
     (TextRows)        (optional)                 (1000 rows a call)   (a dataset)      (mapped)
 
-The folder of a token cache ends in a digest of everything its content depends on (`TokenRequest`), so that a change of
-data, tokenizer or arguments makes another cache and never opens a stale one.
+The name of the folder of a token cache ends in a digest of everything that its content depends on (`TokenRequest`). A
+change of the data, the tokenizer or the arguments therefore creates another cache, and never opens a stale one.
 """
 
 from __future__ import annotations
@@ -71,28 +71,28 @@ class TokenizedDatasetLoader:
     """Tokenizes a split of a text dataset once, and maps the stored tokens from then on.
 
     The tokens are stored as a dataset, the token cache, at `tokens/DATASET/SPLIT-LENGTH@DIGEST` below the storage root.
-    The digest covers the data, the tokenizer and all arguments, so a change of any of these makes another cache.
+    The digest covers the data, the tokenizer and all arguments; a change of any of these creates another cache.
     `rbtool inspect`, `check`, `sample` and `cache` work on token caches. A tokenizer without a pad token pads with its
     EOS token.
 
     Args:
-        split: the name of the split. If it begins with "valid", only the first `valid_size` rows are taken.
+        split: the name of the split. If it begins with "valid", only the first `valid_size` rows are used.
         max_length: tokens per row.
         dataset_name: `OWNER/NAME` on the hub, downloaded once as by `rbtool download hf-text`; with `from_disk` a
             folder written by `save_to_disk` of the datasets library.
-        tokenizer_fn: called with the tokenizer and `max_length`; returns what tokenizes batches. Usually a class such
-            as `TensorDictTokenizer`.
+        tokenizer_fn: called with the tokenizer and `max_length`; returns a callable that tokenizes a batch. Usually a
+            class such as `TensorDictTokenizer`.
         pre_tokenization_hook: a function from the split, a `datasets.Dataset`, to another `datasets.Dataset`.
         root_dir: the storage root; by default the storage root of rbtool.
         num_workers: accepted for compatibility with TorchRL and ignored: fast tokenizers use all cores by themselves.
-        tokenizer_class, tokenizer_model_name: which tokenizer to load with `from_pretrained`; by default
-            `AutoTokenizer` and `"gpt2"`.
+        tokenizer_class, tokenizer_model_name: the class and the name of the tokenizer to load with `from_pretrained`;
+            by default `AutoTokenizer` and `"gpt2"`.
         tokenizer: a tokenizer that is already loaded, instead of these two.
 
     Raises:
-        UsageError (a ValueError): an argument makes no sense, or no row is left to store.
+        UsageError (a ValueError): an argument is invalid, or no row is left to store.
         DatasetNotFoundError (a FileNotFoundError): the dataset or the split does not exist.
-        RbtoolError: transformers is needed and not installed; also whatever the download raises.
+        RbtoolError: transformers is needed and not installed, or the download fails.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class TokenizedDatasetLoader:
     def _rows(self) -> TextRows:
         if self.from_disk:
             return RowsOnDisk(Path(self.dataset_name), self.split)
-        found = download(_TEXT_SOURCE, os.fspath(self.dataset_name), root=self.root)  # unless it is stored
+        found = download(_TEXT_SOURCE, os.fspath(self.dataset_name), root=self.root)  # does nothing if it is stored
         return StoredRows(found.path, found.id, self.split)
 
     def _batches(self, rows: TextRows, count: int) -> Iterator[Columns]:
@@ -202,8 +202,7 @@ class TokenizedDatasetLoader:
             UsageError (a ValueError): no columns are left to write, `batch_dims` is less than 1, or `data_dir` exists.
         """
         require_number("batch_dims", batch_dims, 1, "dimensions")
-        asked = dataset.column_names if features is None else features
-        names = [name for name in asked if name != valid_mask_key]
+        names = [name for name in (dataset.column_names if features is None else features) if name != valid_mask_key]
         columns = dataset[:]
         for name in (*names, *([] if valid_mask_key is None else [valid_mask_key])):
             if name not in columns:
@@ -233,7 +232,7 @@ def _with_pad_token(tokenizer: Any) -> Any:
 
 
 def _columns(tokenize: Any, sample: Mapping[str, Any]) -> Columns:
-    """Tokenize a batch into arrays, with a `TensorDictTokenizer` or any callable that returns tensors or lists."""
+    """Tokenize a batch into arrays, with a `TensorDictTokenizer` or another callable that returns tensors or lists."""
     if isinstance(tokenize, TensorDictTokenizer):
         return tokenize.columns(sample)
     found = tokenize(sample)
@@ -289,7 +288,7 @@ _LENGTH = "_length"
 
 
 class TextRows(ABC):
-    """The rows of one split: the name of their dataset, how many rows, and a digest of their content."""
+    """The rows of one split: the name of their dataset, the number of rows, and a digest of their content."""
 
     name: str
     count: int
@@ -347,7 +346,7 @@ class StoredRows(TextRows):
     def dataset(self, count: int) -> Any:
         import datasets
 
-        start = int(self._rows[0]) if count else 0  # the rows of a split follow each other
+        start = int(self._rows[0]) if count else 0  # the rows of a split are consecutive
         with open_dataset(self._path) as reader:
             return datasets.Dataset.from_dict(_text_columns(reader, start, start + count))
 
@@ -388,9 +387,9 @@ def _no_split(where: str, split: str, there: list[str]) -> DatasetNotFoundError:
 
 _TOKEN_SOURCE = "tokens"
 _VERSION = 1
-"""Part of the digest; raised when the tokenizers here start to produce other rows from the same text."""
-_OF_THE_CALL = ("truncation", "padding")
-_OF_THE_PLACE = ("name_or_path", "is_local", "local_files_only", "special_tokens_map_file", "tokenizer_file")
+"""Part of the digest; increased when the tokenizers of rbtool produce other rows for the same text."""
+_CALL_OPTIONS = ("truncation", "padding")
+_LOCATIONS = ("name_or_path", "is_local", "local_files_only", "special_tokens_map_file", "tokenizer_file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +425,7 @@ class TokenRequest:
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """Return the name of a class of this package, which `_VERSION` covers, or a digest of the code of anything else."""
+    """Return the name of a class of this package, which `_VERSION` covers, or a digest of the code of a function."""
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     if module.startswith(f"{__name__.rpartition('.')[0]}.") and "." not in name:
         return f"{module.rpartition('.')[2]}:{name}"
@@ -434,10 +433,10 @@ def function_digest(function: Callable[..., Any]) -> str:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Return a digest of what a tokenizer does, from the files that its `save_pretrained` writes.
+    """Return a digest of a tokenizer, made from the files that its `save_pretrained` writes.
 
-    The options of its last call and the place it was loaded from are left out: they do not change tokens. A callable
-    without `save_pretrained` is digested by its code and its values.
+    The options of its last call and the location that it was loaded from are left out, because they do not change the
+    tokens. For a callable without `save_pretrained`, its code and its values are digested.
     """
     save = getattr(tokenizer, "save_pretrained", None)
     if save is None:
@@ -446,7 +445,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
         save(folder)
         files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         if not files:
-            raise UsageError(f"save_pretrained of the {type(tokenizer).__name__} wrote no files to recognise it by")
+            raise UsageError(f"save_pretrained of the {type(tokenizer).__name__} wrote no files, so it has no digest")
         parts = {path.relative_to(folder).as_posix(): digest_bytes(_stable(read_regular(path))) for path in files}
     kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
     sides = [str(getattr(tokenizer, side, "")) for side in ("padding_side", "truncation_side")]
@@ -458,13 +457,13 @@ def _stable(data: bytes) -> bytes:
     with contextlib.suppress(ValueError):
         document = json.loads(data)
         if isinstance(document, dict):
-            rest = {name: value for name, value in document.items() if name not in (*_OF_THE_CALL, *_OF_THE_PLACE)}
+            rest = {name: value for name, value in document.items() if name not in (*_CALL_OPTIONS, *_LOCATIONS)}
             return json.dumps(rest, sort_keys=True).encode()
     return data
 
 
 def write_token_cache(batches: Iterable[Columns], asked: TokenRequest, root: Path) -> None:
-    """Write a token cache below the root, atomically; if another process was faster, its cache stays.
+    """Write a token cache below the root, atomically. If another process has written it meanwhile, that cache stays.
 
     UsageError if no row is valid, SchemaError if batches differ in their columns, types or shapes.
     """
@@ -539,7 +538,8 @@ T = TypeVar("T")
 def create_infinite_iterator(iterator: Iterable[T]) -> Iterator[T]:
     """Repeat an iterable forever; a replay buffer draws a new order each time.
 
-    UsageError (a ValueError) if the iterable is empty or can be iterated over only once: the loop would never yield.
+    UsageError (a ValueError) if the iterable is empty or can be iterated over only once, because the loop would then
+    never yield.
     """
     while True:
         element, empty = None, True
@@ -570,7 +570,7 @@ def get_dataloader(
     if `batch_size` is larger than the dataset.
 
     Args:
-        batch_size: rows per batch. Each row comes once per epoch; rows that do not fill a last batch are skipped.
+        batch_size: rows per batch. Each row is drawn once per epoch; the rows left for an incomplete batch are skipped.
         block_size: tokens per row.
         tensorclass_type: the class of the batches: `PromptData`, `PairwiseDataset`, or another with `from_dataset`.
         infinite: return an endless iterator over epochs; if False, a replay buffer whose iterators run one epoch each.

@@ -1,4 +1,4 @@
-"""Texts that people compared, as tensorclasses for reward models."""
+"""Pairs of texts with the preference of people, as tensorclasses for training reward models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = ("input_ids", "attention_mask")
 
 
 class RewardData(TensorClass):
-    """Tokens of texts, with batch size `[n]`, and what a reward model returns for them.
+    """Tokens of texts, batch size `[n]`, and the outputs of a reward model for them.
 
     - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
     - `rewards`: a reward for each token, `[n, L, 1]` or `[n, L]`; None at first.
@@ -33,9 +33,9 @@ class RewardData(TensorClass):
 
 
 class PairwiseDataset(TensorClass):
-    """Pairs of texts of which people preferred one, batch size `[n]`: `chosen_data` and `rejected_data`.
+    """Pairs of texts, batch size `[n]`: people preferred the one in `chosen_data` to the one in `rejected_data`.
 
-    Both are `RewardData`; the fields are as in TorchRL's class.
+    Both are `RewardData`. The fields are those of TorchRL's class.
     """
 
     chosen_data: RewardData

@@ -1,6 +1,6 @@
 """Rollouts of language models for RLHF: a prompt is a reset, and every generated token is a step.
 
-Prompts are a tensorclass of tokens. The KL controllers at the end adapt how strongly the policy is held to its
+Prompts are a tensorclass of tokens. KL controllers adapt the weight of the KL term, which keeps the policy close to its
 reference model.
 """
 
@@ -27,7 +27,7 @@ _GPT2_EOS = 50256
 
 
 class PromptData(TensorClass):
-    """Tokens of prompts and the text that follows them, with batch size `[n]`; has the fields of TorchRL's class.
+    """Tokens of prompts and of the text that follows them, batch size `[n]`. The fields are those of TorchRL's class.
 
     - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
     - `prompt_rindex`: index of the prompt's last token, int64 `[n]`.
@@ -43,7 +43,7 @@ class PromptData(TensorClass):
     loss: torch.Tensor | None = None
 
     def mask_label(self, pad_token_id: int = _GPT2_EOS) -> Self:
-        """Return the prompts alone: everything after the token at `prompt_rindex` becomes padding."""
+        """Return the prompts without the text that follows: all tokens after `prompt_rindex` become padding."""
         places = torch.arange(self.input_ids.shape[-1], device=self.input_ids.device)
         kept = (places <= self.prompt_rindex.unsqueeze(-1)) & self.attention_mask.bool()
         made: Self = type(self)(
@@ -82,7 +82,7 @@ class PromptData(TensorClass):
 
 @suggests_keywords(*keywords_of(get_dataloader), *keywords_of(PromptData.from_dataset))
 def get_prompt_dataloader_tldr(batch_size: int, block_size: int, device: torch.device | str, **options: Any) -> Any:
-    """Return batches of prompts of the TL;DR dataset: `get_dataloader` with `PromptData`, and with its `options`."""
+    """Return batches of prompts of the TL;DR dataset: `get_dataloader` with `PromptData`. `options` are passed on."""
     return get_dataloader(batch_size, block_size, PromptData, device, **options)
 
 
@@ -97,8 +97,8 @@ class RolloutFromModel:
         reward_raw at the last step   score of the generated text - score of the text in the batch, clipped
         reward                        reward_raw + reward_kl
 
-    UsageError (a ValueError) for arguments that make no sense, and for a prompt that leaves less than T positions in
-    the model's context.
+    UsageError (a ValueError) for invalid arguments, and for a prompt that leaves less than T positions in the model's
+    context.
 
     Args:
         model: a causal language model of transformers, or one with the same `generate` and `forward`.
@@ -110,7 +110,7 @@ class RolloutFromModel:
         score_clip: score differences are clipped to ± this value; None for no limit.
         kl_scheduler: a controller that replaces `kl_coef`; `step_scheduler` updates it.
         num_steps: how many of the last rollouts `step_scheduler` uses; by default all since the last update.
-        eos_token_id, pad_token_id: by default from the model's configuration; several tokens may end a text.
+        eos_token_id, pad_token_id: by default from the model's configuration. There may be several EOS tokens.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class RolloutFromModel:
     def create_rollout_td(
         self, batch: PromptData, generated: torch.Tensor, log_probs: torch.Tensor, log_ratio: torch.Tensor
     ) -> TensorDict:
-        """Return the steps of text that `generate` made for a batch, in the form of `rollout_from_data`."""
+        """Return the steps of the text that `generate` returned for a batch, in the form of `rollout_from_data`."""
         steps = self.max_new_tokens
         lengths = left_padded(batch, self.pad_token_id).lengths
         index = torch.arange(steps, device=generated.device)
@@ -314,7 +314,7 @@ def _numbers(ends: Any) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _without_settings(model: Any) -> Iterator[None]:
-    """Hide the model's own generation settings, with which `generate` fills in whatever its config leaves open."""
+    """Hide the model's own generation settings, which `generate` would use for options that its config leaves open."""
     settings = getattr(model, "generation_config", None)
     if settings is None:
         yield
@@ -328,7 +328,7 @@ def _without_settings(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _evaluated(*models: Any) -> Iterator[None]:
-    """Put modules into evaluation mode (no dropout), and back afterwards."""
+    """Switch modules to evaluation mode (no dropout), and restore their mode afterwards."""
     training = [model for model in models if isinstance(model, torch.nn.Module) and model.training]
     try:
         for model in training:
@@ -411,8 +411,9 @@ class NoCoefficientError(UsageError, AttributeError):
 
 
 class KLControllerBase(ABC):
-    """The base class of KL controllers: decides the KL coefficient `coef`, and copies it to `model.kl_coef` if a model
-    is given. A subclass implements `update`.
+    """The base class of KL controllers, which adapt the KL coefficient `coef`.
+
+    If a model is given, `model.kl_coef` is set to the coefficient. A subclass implements `update`.
 
     >>> class Halving(KLControllerBase):
     ...     coef = 0.4
@@ -444,8 +445,8 @@ class KLControllerBase(ABC):
 class ConstantKLController(KLControllerBase):
     """A constant coefficient: `kl_coef`, or `model.kl_coef` if None.
 
-    UsageError (a ValueError) if neither is given, or the coefficient is not a number from 0; for a model without
-    `kl_coef` the error is an AttributeError, too.
+    UsageError (a ValueError) if neither is given, or if the coefficient is negative or not a number. For a model
+    without `kl_coef`, the error is also an AttributeError.
     """
 
     def __init__(self, *, kl_coef: float | None = None, model: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers of text in dictionaries and tensordicts: one call for a whole batch, padded in NumPy."""
+"""Tokenizers of text in dictionaries and tensordicts. A batch is tokenized in one call, and padded in NumPy."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from ..format.contracts import Array
 Columns: TypeAlias = dict[str, Array]
 _PADDING = ("max_length", "longest", "do_not_pad")
 VALID = "valid_sample"
-"""The column that marks valid samples: those with tokens and, for prompts with labels, a whole text."""
-PASSED_OVER = -100
-"""The label that losses of transformers pass over."""
+"""The column that marks valid samples: those that have tokens and, for prompts with labels, were not cut."""
+IGNORED_LABEL = -100
+"""The label that the losses of transformers ignore."""
 
 
 class TensorDictTokenizer:
     """Turns the text under a key of a dictionary or tensordict into tokens.
 
-    A call with one text returns `input_ids` and `attention_mask`, int64 `[max_length]`, batch size `[]`; with a list of
-    n texts `[n, max_length]`, batch size `[n]`. The tokens equal `tokenizer(texts, padding=…, truncation=…)`. The class
-    has the arguments of TorchRL's.
+    A call with one text returns `input_ids` and `attention_mask`, int64 `[max_length]`, batch size `[]`; a call with a
+    list of n texts returns `[n, max_length]`, batch size `[n]`. The tokens are those of `tokenizer(texts, padding=…,
+    truncation=…)`. The arguments are those of TorchRL's class.
 
     Args:
         tokenizer: a tokenizer of transformers, or a callable that takes the same texts and options.
         max_length: tokens per row. Longer texts are cut there, unless `truncation` is off.
-        key: where the text is in a sample.
-        padding: `"max_length"` pads to that length, `"longest"` or True to the longest text of the batch, False not at
-            all: then all texts must have the same number of tokens. The tokenizer's `padding_side` decides the side.
+        key: the key of the text in a sample.
+        padding: `"max_length"` pads to that length, `"longest"` or True to the longest text of the batch. Without
+            padding (False), all texts must have the same number of tokens. The tokenizer's `padding_side` is used.
         truncation: whether texts longer than `max_length` are cut (True) or refused (False).
-        return_tensordict: return a tensordict, on `device`, or else a dictionary of lists.
+        return_tensordict: return a tensordict on `device`; if False, a dictionary of lists.
 
     Raises:
-        UsageError (a ValueError): rows are padded and the tokenizer has no pad token; a text is empty, or is too long
-            and not cut; an argument makes no sense.
+        UsageError (a ValueError): rows are padded and the tokenizer has no pad token; a text is empty, or too long
+            without truncation; an argument is invalid.
         MissingKeyError (a KeyError): the sample has no `key`.
     """
 
@@ -185,15 +185,15 @@ class RaggedTokens:
 
 
 class PromptTensorDictTokenizer(TensorDictTokenizer):
-    """Tokenizes prompts joined with their labels, the text that follows each prompt.
+    """Tokenizes prompts together with their labels. The label is the text that follows a prompt.
 
-    The prompt is under `key`, the label under `"label"`. Arguments and errors are as for `TensorDictTokenizer`; an
-    empty prompt is a UsageError, too. Besides `input_ids` and `attention_mask` of the joined text, a call returns
+    The prompt is under `key`, the label under `"label"`. Arguments and errors are those of `TensorDictTokenizer`; an
+    empty prompt is also a UsageError. Besides `input_ids` and `attention_mask` of the joined text, a call returns
 
     - `prompt_rindex`, int64 `[n]`: the index of the prompt's last token. A token that spans the end of the prompt and
       the start of the label belongs to the label.
-    - `valid_sample`, bool `[n]`: whether the prompt has a token and the text was not cut. A text counts as whole if it
-      is shorter than `max_length` or ends with the EOS token.
+    - `valid_sample`, bool `[n]`: whether the prompt has a token and the text was not cut. A text counts as not cut if
+      it is shorter than `max_length` or ends with the EOS token.
     """
 
     label_key = "label"
@@ -218,7 +218,9 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
         """Tokenize prompts and labels into arrays of one row each."""
         prompts, labels = self.texts(sample, self.key), self.texts(sample, self.label_key)
         if len(prompts) != len(labels):
-            raise UsageError(f"found {len(prompts):,} prompts and {len(labels):,} labels, expected one label a prompt")
+            raise UsageError(
+                f"found {len(prompts):,} prompts and {len(labels):,} labels, expected a label for each prompt"
+            )
         joined = self.ragged([prompt + label for prompt, label in zip(prompts, labels, strict=True)])
         alone = self.ragged(prompts)
         shared = np.fromiter(map(_common, alone.ids, joined.ids), np.int64, len(prompts))
@@ -232,7 +234,7 @@ class PromptTensorDictTokenizer(TensorDictTokenizer):
 
 
 class LabelledPromptTokenizer(PromptTensorDictTokenizer):
-    """A `PromptTensorDictTokenizer` that adds `labels`, int64 `[n, max_length]`: what a model learns to predict.
+    """A `PromptTensorDictTokenizer` that adds `labels`, int64 `[n, max_length]`: the tokens that a model is trained on.
 
     Labels are the tokens of the text and -100 at padding, which the losses of transformers ignore. If the tokenizer
     pads with its EOS token, the first pad token is kept as a label, so that the model learns to end a text.
@@ -243,7 +245,7 @@ class LabelledPromptTokenizer(PromptTensorDictTokenizer):
         ids, real = found["input_ids"], found["attention_mask"].astype(bool)
         if not self.pads_left and self.pad_token_id == getattr(self.tokenizer, "eos_token_id", None):
             real[:, 1:] |= real[:, :-1]
-        found["labels"] = np.where(real, ids, PASSED_OVER)
+        found["labels"] = np.where(real, ids, IGNORED_LABEL)
         return found
 
 
@@ -259,7 +261,7 @@ def _empty(key: str, at: int) -> UsageError:
 
 
 def require_transformers(user: str) -> Any:
-    """Import transformers, the extra `text`; RbtoolError, which names `user`, if it is not installed."""
+    """Import transformers, which the extra `text` installs; RbtoolError, which names `user`, if it is missing."""
     try:
         import transformers
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Selecting the best answers to each prompt on their way into a buffer."""
+"""A transform that writes only the best answers to each prompt to a buffer."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ class _Dialogue(NamedTuple):
 class TopKRewardSelector(Transform):
     """Writes only the best of the dialogues that share a prompt, as soon as there are enough to compare.
 
-    A dialogue is one row or several, up to the row whose done flag is set; its score is the mean of its rewards. The
-    last `total_dialog_turns` dialogues of each prompt wait in a queue. Whenever it is full, and so with every dialogue
-    from then on, the dialogues in it with a score above the lower median are written, at most `topk_size`, the best
-    first: never more than half. One that stays among the best is written again, unless `clear_after_selection` is set.
-    Before the queue is full `extend` writes nothing, and returns an empty index. What waits is part of the buffer's
-    state and checkpoints; `empty()` forgets it.
+    A dialogue consists of one or more rows, up to the row whose done flag is set. Its score is the mean of its rewards.
+
+    Each prompt has a queue of its last `total_dialog_turns` dialogues. While the queue is not full, `extend` writes
+    nothing and returns an empty index. When it is full, every further dialogue triggers a selection: the dialogues in
+    the queue with a score above the lower median are written, the best first, at most `topk_size` and never more than
+    half of them. A dialogue that stays among the best is written again, unless `clear_after_selection` is set. The
+    queues are part of the buffer's state and checkpoints; `empty()` clears them.
 
     The data are rows with any batch size, dense or lazily stacked; rows are along the last dimension. Names and
-    arguments are as in TorchRL's transform, which takes lazy stacks of dialogues of one row.
+    arguments are those of TorchRL's transform, which only accepts lazy stacks of dialogues of one row.
 
     Args:
-        total_dialog_turns: how many dialogues of a prompt are compared.
-        topk_size: how many of them are written at most.
+        total_dialog_turns: the number of dialogues of a prompt that are compared.
+        topk_size: the largest number of dialogues that are written.
         prompt_key: the entry with the prompt, a text.
         rewards_key: the entry with the rewards of a row: one, `[1]`, or one for each token, `[L, 1]`.
         done_key: the entry whose last value says whether a dialogue ends with the row.
-        verbose: whether selections are logged, by the logger "rbtool.text" with the level INFO.
-        clear_after_selection: whether the queue of a prompt is emptied when its best were chosen, so that every
-            dialogue is compared once.
+        verbose: log selections, with the logger "rbtool.text" and the level INFO.
+        clear_after_selection: clear the queue of a prompt after a selection, so that each dialogue is compared once.
 
     Raises:
         UsageError: (a ValueError) `topk_size` is above `total_dialog_turns`, or one of them is not a count.
         SchemaError: (a RuntimeError) the last row of the data does not end a dialogue.
         MissingKeyError: (a KeyError) the data lack an entry.
-        WrongKindError: (a TypeError) the prompt is not a text. Nothing is written or kept if data are refused.
+        WrongKindError: (a TypeError) the prompt is not a text. After an error, nothing is written or added to a queue.
 
     >>> from rbtool import LazyStackStorage, ReplayBuffer
     >>> from tensordict import TensorDict
@@ -100,12 +100,12 @@ class TopKRewardSelector(Transform):
             )
 
     def aggregate(self, rewards: torch.Tensor) -> float | torch.Tensor:
-        """Return the score of a dialogue from its rewards, `[n, 1]`, in order of time; subclasses may override it."""
+        """Return the score of a dialogue from its rewards `[n, 1]`, in the order of rows; may be overridden."""
         return in_double(rewards).mean()
 
     def inv(self, data: Any) -> Any:
         """Return the rows to write now, `[n]`, as a lazy stack; None if there are none."""
-        queues = dict(self._queues)  # replaced at the end, so that data that are refused change nothing
+        queues = dict(self._queues)  # assigned at the end, so that an error changes nothing
         written: list[Any] = []
         for rows in self._dialogues(data):
             prompt = self._entry(rows[0], self.prompt_key)
@@ -134,7 +134,7 @@ class TopKRewardSelector(Transform):
         return sorted(above, key=lambda one: -one.score)[: self.topk_size]
 
     def _dialogues(self, data: Any) -> Iterator[list[Any]]:
-        """Yield the rows of each dialogue; they end where the done flag is set."""
+        """Yield the rows of each dialogue. A dialogue ends with the row whose done flag is set."""
         if isinstance(data, list):
             data = lazy_stack(data)
         if not is_tensor_collection(data) or not data.ndim:
@@ -163,29 +163,29 @@ class TopKRewardSelector(Transform):
     # State -----------------------------------------------------------------------------------------
 
     def held_back(self) -> dict[str, tuple[_Dialogue, ...]]:
-        """Return the dialogues that wait, for `hold_back`."""
+        """Return the dialogues in the queues, for `hold_back`."""
         return self._queues
 
     def hold_back(self, held: dict[str, tuple[_Dialogue, ...]] | None) -> None:
-        """Keep the dialogues that `held_back` returned, or none, instead of the present ones."""
+        """Replace the queues by those that `held_back` returned; None clears them."""
         self._queues = held or {}
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the dialogues that wait, as tensors, numbers and texts."""
+        """Return the dialogues in the queues, as tensors, numbers and texts."""
         return {
             prompt: [[one.score, [_row_state(row) for row in one.rows]] for one in queue]
             for prompt, queue in self._queues.items()
         }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Load what `get_extra_state` returned; an empty state means that nothing waits."""
+        """Load the state that `get_extra_state` returned; an empty state clears the queues."""
         self._queues = {
             prompt: tuple(_Dialogue(score, tuple(map(_row_of_state, rows))) for score, rows in queue)
             for prompt, queue in state.items()
         }
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not hold them
+        state_dict.setdefault(f"{prefix}_extra_state", {})  # TorchRL's state does not include the queues
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
@@ -194,7 +194,7 @@ class TopKRewardSelector(Transform):
 
 
 def _row_state(row: Any) -> list[Any]:
-    """Return a row as plain objects: its description, and its tensors."""
+    """Return a row as plain objects: a description of its structure, and its tensors."""
     tree = tree_of(row)
     about = document_of(tree, lambda tensor: {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}, portable=False)
     return [about, list(tree.leaves)]

@@ -1,6 +1,12 @@
-"""The contract of an operation, how the value of its option is read, and what flows between operations: lazy columns.
+"""The contract of operations, the parsing of their options, and the lazy columns that they pass on to one another.
 
-Columns are joined and cast only when their bytes are needed.
+A lazy column is joined and cast only when its bytes are needed.
+
+An operation is used in three stages, each with a class of its own:
+
+    Operation        its arguments, checked without a dataset
+      plan(fields) -> BoundOperation     checked against the fields of a dataset; `after` are the fields that it returns
+        compute(batch, wanted)           called for each block of rows
 """
 
 from __future__ import annotations
@@ -40,20 +46,23 @@ from ...ted.schema import (
 from ..processor import Block, BlockColumn, EpisodeTexts, Pieces, marked
 
 KEPT: tuple[Key, ...] = tuple((NEXT, *flag) for flag in FLAGS)
-"""What no operation removes, renames or gives another type: where episodes end."""
+"""The end flags under `next`. They mark where episodes end: no operation removes, renames or casts them."""
 
 LENGTH = "_length"
-"""What the name of a text has behind it where its length in bytes is."""
+"""The suffix of the field with the length of a text: the length of `a` in bytes is in `a_length`."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields, by key and in order; immutable.
+    """The fields of the rows between two operations, by key and in order. Immutable.
 
-    `origins` maps each field to the source's keys from which it is made, `gone` says why a source's key was removed,
-    and `made` are the fields added by the program. `source` is the folder of the dataset, whose videos fields refer to,
-    and `rate` is how many rows a second there are, where an operation changed that. `encoded` are the fields that refer
-    to videos which the program is to write.
+    Attributes:
+        origins: for each field, the keys of the source that it is computed from.
+        gone: for each key of the source whose values are lost, the reason.
+        made: the fields that the program has added.
+        source: the folder of the dataset, which holds the videos that fields refer to.
+        rate: rows per second, if an operation changed it.
+        encoded: the fields that refer to videos which the program will write.
     """
 
     by_key: Mapping[Key, Field]
@@ -80,14 +89,14 @@ class Fields:
         return self.by_key[key]
 
     def has_name(self, name: str) -> bool:
-        """Return whether a name means any field."""
+        """Whether a name refers to any field."""
         return bool(self._meant(name))
 
     def covered(self, name: str) -> list[Key]:
-        """List the fields that a name means: the leaf or group with this name, and its counterpart under `next`.
+        """List the fields that a name refers to: the leaf or group with this name, and its counterpart under `next`.
 
-        So `reward` means `next.reward` if the root has none, and `next.reward` means only that. UsageError, with
-        similar names, if there are none; and if two fields share the name: `a.b`, and `b` in the group `a`.
+        For example, `reward` refers to `next.reward` if the root has no `reward`; `next.reward` refers only to itself.
+        UsageError if no field has the name, with similar names, or if two fields share it: `a.b`, and `b` in group `a`.
         """
         found = self._meant(name)
         if not found:
@@ -100,17 +109,17 @@ class Fields:
         key_called(name, [key if _named(key, name) else key[1:] for key in self._meant(name)], groups=True)
 
     def twinned(self, name: str) -> list[Key]:
-        """Like `covered`, for changes that have to be made before and after the step alike.
+        """Like `covered`, for changes that apply to a field both before and after the step.
 
-        UsageError for `next.observation` if there is `observation`: the two must stay comparable.
+        UsageError for `next.observation` if there is an `observation`: the two must stay comparable.
         """
         found = self.covered(name)
         for key in found:
             apart = key[0] == NEXT and key[1:] in self and key[1:] not in SINGLETONS and key[1:] not in found
             if apart:
                 raise UsageError(
-                    f"{name!r} means what is under next alone, and {key_name(key[1:])!r} has to stay like it",
-                    hint=f"name it {name.removeprefix(f'{NEXT}.')!r}: next follows",
+                    f"{name!r} names the field under next alone, but {key_name(key[1:])!r} must change with it",
+                    hint=f"name {name.removeprefix(f'{NEXT}.')!r}, which stands for both",
                 )
         return found
 
@@ -139,7 +148,7 @@ class Fields:
         return list(found)
 
     def replaced(self, changes: Mapping[Key, Field | None], *, made: Iterable[Key] = ()) -> Fields:
-        """Change or add fields; None removes one. UsageError for a field that would be a group too."""
+        """Change or add fields; None removes one. UsageError if a key would be both a field and a group."""
         by_key = {key: field for key, field in self.by_key.items() if changes.get(key, field) is not None}
         by_key |= {key: field for key, field in changes.items() if field is not None}
         for key in by_key:
@@ -151,7 +160,7 @@ class Fields:
         return replace(self, by_key=by_key, made=self.made | frozenset(made))
 
     def traced(self, origins: Mapping[Key, Iterable[Key]], why: str = "") -> Fields:
-        """Record from which earlier keys each changed key is made, and why others were removed."""
+        """Record the earlier keys that each changed key is computed from, and `why` other keys were removed."""
         now = {key: self.origins.get(key, ()) for key in self.by_key}
         now |= {key: tuple(o for part in parts for o in self.origins.get(part, ())) for key, parts in origins.items()}
         here = {origin for parts in now.values() for origin in parts}
@@ -159,18 +168,21 @@ class Fields:
         return replace(self, origins=now, gone={**lost, **self.gone})
 
     def lost(self, source: Iterable[Field]) -> dict[str, str]:
-        """Return, by name, why each of the source's keys was removed whose values are in no field any more."""
+        """Return the names of the source's fields whose values are in no field any more, each with the reason."""
         here = {origin for parts in self.origins.values() for origin in parts}
         return {field.name: self.gone.get(field.key, "left out") for field in source if field.key not in here}
 
 
 def in_next(key: Key) -> Key:
-    """Return the key that a root field has after the step."""
+    """Return the key of a root field under `next`, where its value after the step is."""
     return (NEXT, *key)
 
 
 def new_key(name: str, what: str) -> Key:
-    """Make a key of a dotted name that a field is to get; UsageError for names that cannot be stored."""
+    """Convert a dotted name to the key of a new field; UsageError for names that cannot be stored.
+
+    `what` names the operation, for the message.
+    """
     key = tuple(name.split("."))
     if not all(key) or key == (NEXT,):
         raise UsageError(f"{what} would write {name!r}, which is not a valid field name")
@@ -187,11 +199,11 @@ def _named(key: Key, name: str) -> bool:
 
 
 _EXACT_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "complex64": 24, "complex128": 53}
-"""Whole numbers up to 2 to this power are all exact in the type."""
+"""For each type, the largest b for which all whole numbers up to 2**b are exact."""
 
 
 def promoted(dtypes: list[str]) -> str:
-    """Return the type that values of all these types are joined in: NumPy's, and float32 for bfloat16 with others."""
+    """Return the common type of some types, as NumPy promotes them. bfloat16 counts as float32 among other types."""
     if len(set(dtypes)) == 1:
         return dtypes[0]
     return np.result_type(*("float32" if name == "bfloat16" else numpy_dtype(name) for name in dtypes)).name
@@ -200,9 +212,10 @@ def promoted(dtypes: list[str]) -> str:
 def cast_into(out: Array, column: BlockColumn, dtype: str, name: str) -> None:
     """Write the values of `column` to `out`, an array of the same shape with elements of type `dtype`.
 
-    Fractions are rounded to the nearest value of the type. Everything else must keep its value. ResultRefused, with the
-    field's `name`, for a fraction, NaN or overflow when converting to whole numbers; a whole number that would be
-    rounded; a finite number that would become infinite; an imaginary part; and a truth value other than 0 and 1.
+    Between types of floats, values are rounded to the nearest value of the type. Every other change of a value is
+    refused, with ResultRefused, which contains the field's `name`: a fraction, NaN or overflow when converting to whole
+    numbers; a whole number that would be rounded; a finite number that would become infinite; an imaginary part that
+    would be lost; and a number other than 0 and 1 when converting to bool.
     """
     if column.dtype == dtype:
         _assign(out, column.values)
@@ -223,7 +236,7 @@ def cast_into(out: Array, column: BlockColumn, dtype: str, name: str) -> None:
 
 
 def _assign(out: Array, values: Array) -> None:
-    if out.ndim == 2 and out.shape[1] <= 2:  # NumPy would go along the short rows
+    if out.ndim == 2 and out.shape[1] <= 2:  # faster by columns: NumPy's inner loop would be as short as a row
         for place in range(out.shape[1]):
             np.copyto(out[:, place], values[:, place], casting="unsafe")
     else:
@@ -278,7 +291,7 @@ def _whole(out: Array, numbers: Array, dtype: str, name: str) -> None:
 
 
 def _require_exact(numbers: Array, dtype: str, name: str) -> None:
-    """Refuse whole numbers beyond those that are all exact in a type of floats."""
+    """Refuse whole numbers beyond the range in which a type of floats represents all of them exactly."""
     limit = 2 ** _EXACT_BITS[dtype]
     limits = np.iinfo(numbers.dtype)
     if (-limits.min <= limit and limits.max <= limit) or not numbers.size:
@@ -286,7 +299,7 @@ def _require_exact(numbers: Array, dtype: str, name: str) -> None:
     low, high = int(numbers.min()), int(numbers.max())
     if low < -limit or high > limit:
         worst = low if low < -limit else high
-        raise ResultRefused(f"{worst} of {name!r} need not be exact in {dtype}, whole numbers up to {limit} are")
+        raise ResultRefused(f"{worst} of {name!r} may not be exact in {dtype}: only whole numbers up to {limit} are")
 
 
 def _require(kept: Any, numbers: Array, dtype: str, name: str) -> None:
@@ -297,10 +310,11 @@ def _require(kept: Any, numbers: Array, dtype: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LazyColumn:
-    """A leaf whose rows `[n, *shape]` of type `dtype` come from `parts`, joined along the last dimension.
+    """A leaf whose rows `[n, *shape]` are computed from `parts` when they are needed.
 
-    Selecting, renaming, casting and joining thus take a single pass over memory together, and nothing for unchanged
-    leaves. `name` is the field's name in messages.
+    The parts are joined along the last dimension and cast to `dtype`. A sequence of operations that rename, join and
+    cast a leaf therefore writes its rows once, and does not copy leaves that stay the same. `name` is the field's name
+    in messages.
     """
 
     name: str
@@ -315,12 +329,12 @@ class LazyColumn:
 
     @classmethod
     def given(cls, name: str, dtype: str, values: Array) -> Self:
-        """Wrap values that were just computed."""
+        """Wrap an array of rows of type `dtype`."""
         return cls.of(BlockColumn(dtype, values), name)
 
     @property
     def column(self) -> BlockColumn:
-        """The rows themselves."""
+        """The rows, joined and cast."""
         first = self.parts[0]
         if len(self.parts) == 1 and first.dtype == self.dtype:
             return first
@@ -338,7 +352,7 @@ class LazyColumn:
 
     @property
     def values(self) -> Array:
-        """The rows, as the bytes that are stored."""
+        """The rows as they are stored."""
         return self.column.values
 
     @property
@@ -348,17 +362,17 @@ class LazyColumn:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.parts[0].values)
 
     @property
     def pending(self) -> bool:
-        """Whether a change of type is still to be made."""
+        """Whether a cast has not been applied yet."""
         return any(part.dtype != self.dtype for part in self.parts)
 
     def cast(self, dtype: str) -> LazyColumn:
-        """Change the type."""
-        if self.pending:  # the type in between decides what is refused
+        """Change the element type."""
+        if self.pending:  # apply the earlier cast first: it refuses values that its type cannot hold
             return LazyColumn.of(self.column, self.name).cast(dtype)
         return LazyColumn(self.name, dtype, self.shape, self.parts)
 
@@ -390,13 +404,13 @@ class LazyColumn:
 
     @property
     def width(self) -> int:
-        """Numbers a row."""
+        """Number of elements in a row."""
         return math.prod(self.shape)
 
 
 @dataclass(slots=True)
 class LazyBatch:
-    """The rows of a block between two steps of a program; steps change it in place, never the arrays in it."""
+    """The rows of a block between two operations. Operations replace its columns, and never edit arrays in place."""
 
     columns: dict[Key, LazyColumn]
     pieces: Pieces
@@ -405,19 +419,19 @@ class LazyBatch:
 
     @classmethod
     def of(cls, block: Block, names: Mapping[Key, str]) -> Self:
-        """Begin with the rows of a block."""
+        """Start with the columns of a block that have a name in `names`."""
         columns = {key: LazyColumn.of(column, names[key]) for key, column in block.columns.items() if key in names}
         return cls(columns, block.pieces, block.first)
 
     def block(self, keys: Sequence[Key]) -> Block:
-        """Write out what is still pending, each array once."""
+        """Compute the columns `keys` and return them as a block."""
         return Block({key: self.columns[key].column for key in keys}, self.pieces, self.first, self.videos)
 
 
 Columns: TypeAlias = Mapping[Key, LazyColumn | Array]
 
 _NUMBERS = frozenset("biufc")
-"""The kinds of NumPy's types that can be stored."""
+"""The kinds of NumPy types that can be stored."""
 
 _FINAL = {
     "describe": "the arguments as fields of the dataclass, which describe() lists",
@@ -426,7 +440,7 @@ _FINAL = {
     "needs": "inputs(wanted)",
     "apply": "compute(batch, wanted), and kept(batch) for an operation that drops rows",
 }
-"""Methods that do the book-keeping, and what an operation implements instead."""
+"""Methods that subclasses must not override, each with the method to implement instead."""
 
 
 def _refuse_finals(cls: type, contract: type) -> None:
@@ -436,46 +450,48 @@ def _refuse_finals(cls: type, contract: type) -> None:
 
 @dataclass(frozen=True)
 class Operation(ABC):
-    """An operation and its arguments: a frozen dataclass with a `name`, derived from one of the two classes below.
+    """An operation and its arguments: a frozen dataclass with a `name`.
 
-    Fields are `str`, `int`, `float` or `bool`, each possibly with None as default, or tuples of `str`, `int` or
-    `float`. They are the keys of its table in a pipeline file, and of its entry in a manifest. `__post_init__` raises
-    UsageError for arguments that are invalid for every dataset. Equal operations give equal results.
+    Derive from `EpisodeChoice` to choose episodes, or from `RowOperation` to change rows. The arguments are the fields
+    of the dataclass: `str`, `int`, `float` or `bool`, each possibly with None as default, or tuples of `str`, `int` or
+    `float`. In a pipeline file they are the keys of the operation's table, in a manifest those of its entry.
+    `__post_init__` raises UsageError for arguments that are invalid for every dataset. Equal operations must give equal
+    results.
 
     `describe`, `keeps`, `bind`, `needs` and `apply` are final: overriding one raises FinalMethodError (a TypeError).
     """
 
     name: ClassVar[str]
-    """Its name in options, pipeline files and manifests."""
+    """The name of the operation in options, pipeline files and manifests."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _refuse_finals(cls, Operation)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # what else an operation keeps, such as a cache, need not be picklable
+        # Pickle the arguments only: other attributes, such as a cache, may not be picklable.
         arguments = {part.name: getattr(self, part.name) for part in dataclasses.fields(self) if part.init}
         return _made, (type(self), arguments)
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        """Yield the operations of one option of `rbtool preprocess`; by default one for each text of `value`.
+        """Make the operations of one option of `rbtool preprocess`; by default one for each text of `value`.
 
-        UsageError if the value is invalid. Only called for built-in operations.
+        UsageError if the value is invalid. This is only called for built-in operations.
         """
         return [cls(text) for text in texts_of(value, cls.name)]  # type: ignore[call-arg]
 
     def settled(self, reader: StepReader, before: Sequence[Operation]) -> Operation:
-        """Return it with what the dataset says, such as numbers in place of names, for the manifest.
+        """Return the operation with arguments completed from the dataset, such as names replaced by numbers.
 
-        `before` are the settled operations that change the rows of `reader` before this one; UsageError where it would
-        have to know their result.
+        The manifest records the settled operation. `before` are the settled operations that come before this one;
+        UsageError if the arguments depend on their result.
         """
         return self
 
     @final
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON: its name, and the arguments that were given."""
+        """Return the operation as JSON: its name, and the arguments that were given."""
         arguments = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
         return {
             "name": self.name,
@@ -494,15 +510,15 @@ def _plain(value: Any) -> Any:
 
 
 class EpisodeChoice(Operation):
-    """Chooses episodes before any row is read, by the episode table of the source."""
+    """Chooses episodes by the episode table of the source, before any row is read."""
 
     @abstractmethod
     def choose(self, table: EpisodeTable) -> Any:
-        """Return which episodes take part, bool `[episodes]`; UsageError for a choice that the table does not allow."""
+        """Return which episodes are used, bool `[episodes]`; UsageError if the table does not allow the choice."""
 
     @final
     def keeps(self, table: EpisodeTable) -> NDArray[np.bool_]:
-        """Return which episodes take part, bool `[episodes]`; SchemaError if `choose` returns anything else."""
+        """Return which episodes are used, bool `[episodes]`; SchemaError if `choose` returns anything else."""
         chosen = np.asarray(self.choose(table))
         if chosen.dtype != np.bool_ or chosen.shape != (len(table),):
             raise SchemaError(
@@ -514,22 +530,25 @@ class EpisodeChoice(Operation):
 class RowOperation(Operation):
     """Changes, adds or removes fields, or drops rows; a subclass implements `plan`.
 
-    Rows come in blocks, and the result must not depend on where blocks begin and end. An operation that looks at other
-    rows of an episode sets `whole_episodes`. No row may depend on another episode.
+    Rows are processed in blocks, and the result must not depend on where blocks begin and end. An operation whose rows
+    depend on other rows of their episode sets `whole_episodes`. No row may depend on another episode.
     """
 
     whole_episodes: ClassVar[bool] = False
-    """Whether a block has to hold all rows of an episode."""
+    """Whether a block must hold all rows of its episodes."""
 
     drops_rows: ClassVar[bool] = False
-    """Whether fewer rows may leave it than reach it."""
+    """Whether the operation may return fewer rows than it gets."""
 
     makes_rows: ClassVar[bool] = False
-    """Whether it makes rows anew, as many as `BoundOperation.pieces` says; it needs whole episodes."""
+    """Whether the operation creates new rows, as many as `BoundOperation.pieces` says. It needs `whole_episodes`."""
 
     @property
     def makes(self) -> str | None:
-        """The name of the field that it makes, for the message to an operation that needs it earlier."""
+        """The name of the field that the operation adds.
+
+        It is used in the error for an earlier operation that needs the field.
+        """
         return None
 
     @property
@@ -543,26 +562,26 @@ class RowOperation(Operation):
         return ()
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Return the source's own metadata files, by name, as they fit the result."""
+        """Return the source's own metadata files, by name, changed so that they fit the result."""
         return documents
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
         """Return the texts of the chosen episodes, given their numbers and their texts in the source.
 
-        `texts` is empty if no episode has any. Called before rows are read, whatever becomes of the rows.
+        `texts` is empty if no episode has any. This is called before rows are read.
         """
         return texts
 
     @abstractmethod
     def plan(self, fields: Fields) -> BoundOperation:
-        """Return what it does to these fields; UsageError for arguments that do not fit them.
+        """Return the operation bound to these fields; UsageError for arguments that do not fit them.
 
-        `FieldChanges` is the bound operation that computes fields row by row.
+        For operations that compute fields row by row, return a `FieldChanges`.
         """
 
     @final
     def bind(self, fields: Fields) -> BoundOperation:
-        """Return what it does to these fields; SchemaError if it changes the declaration of an end flag."""
+        """Call `plan`; SchemaError if the operation changes the declaration of an end flag."""
         bound = self.plan(fields)
         bound.operation = self
         for key in KEPT:
@@ -572,7 +591,7 @@ class RowOperation(Operation):
 
 
 class BoundOperation(ABC):
-    """What an operation does to known fields, block by block; `after` are the resulting fields."""
+    """An operation on known fields, which processes rows block by block; `after` are the resulting fields."""
 
     operation: RowOperation
 
@@ -585,42 +604,42 @@ class BoundOperation(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """The most bytes of a row on the way through it."""
+        """The size of a row in memory where it is largest."""
         return row_bytes(self.after)
 
     @abstractmethod
     def inputs(self, wanted: frozenset[Key]) -> Iterable[Key]:
-        """Return the fields before it from which the fields `wanted` after it are computed."""
+        """Return the keys of the fields that `compute` needs for the fields `wanted` of the result."""
 
     @abstractmethod
     def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
         """Return the wanted fields for all rows of the batch, which has the fields `inputs(wanted)`.
 
-        Columns as declared in `after`, or arrays `[rows, *shape]`, whose numbers are brought to the declared type
-        (ResultRefused if it cannot hold them). Arrays of the batch are never edited.
+        A field is a column as declared in `after`, or an array `[rows, *shape]`, which is cast to the declared type
+        (ResultRefused if the type cannot hold its numbers). Arrays of the batch must not be edited.
         """
 
     def kept(self, batch: LazyBatch) -> NDArray[np.bool_] | None:
-        """Return which rows remain, bool `[rows]`, or None for all; called before `compute`.
+        """Return which rows remain, bool `[rows]`, or None for all. This is called before `compute`.
 
-        An episode that loses rows in its middle becomes several; the row before each gap is marked truncated.
+        An episode that loses rows in its middle is split; the row before each gap is marked truncated.
         """
         return None
 
     def pieces(self, batch: LazyBatch) -> Pieces:
-        """Return the runs of the rows that `compute` returns, for an operation that `makes_rows`."""
+        """Return the runs of the rows that `compute` returns; called if the operation `makes_rows`."""
         return batch.pieces
 
     @final
     def needs(self, wanted: frozenset[Key]) -> frozenset[Key]:
-        """Return the fields that it needs to produce these."""
+        """Return the keys of the fields that `compute` needs for the fields `wanted` of the result."""
         return frozenset(self.inputs(wanted))
 
     @final
     def apply(self, batch: LazyBatch, wanted: frozenset[Key]) -> None:
         """Replace the columns of the batch by the wanted ones.
 
-        SchemaError for a field that is not computed or not as declared, and for dropped rows without `drops_rows`.
+        SchemaError if a field is missing or not as declared, or if rows are dropped without `drops_rows`.
         """
         keep = self.kept(batch)
         if keep is not None:
@@ -668,7 +687,7 @@ class BoundOperation(ABC):
 
 
 def _is_numbers(value: Any) -> TypeGuard[Array]:
-    """Whether a value is an array of rows of numbers; of a masked one the mask would get lost."""
+    """Whether a value is an array of rows of numbers. Masked arrays are not, because their mask would be lost."""
     rows = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.ndim > 0
     return rows and value.dtype.kind in _NUMBERS
 
@@ -686,14 +705,14 @@ def _described(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Derivation:
-    """How a field is computed from others, row by row: `compute` receives them in the order of `inputs`."""
+    """How a field is computed from other fields, row by row: `compute` gets their columns in the order of `inputs`."""
 
     inputs: tuple[Key, ...]
     compute: Callable[[Sequence[LazyColumn]], LazyColumn | Array]
 
 
 class FieldChanges(BoundOperation):
-    """Computes some fields from others, row by row; fields without a derivation pass unchanged."""
+    """Computes some fields from others, row by row; fields without a derivation stay the same."""
 
     def __init__(self, after: Fields, derived: Mapping[Key, Derivation]) -> None:
         super().__init__(after)
@@ -707,7 +726,7 @@ class FieldChanges(BoundOperation):
         field: Callable[[Field], Field],
         compute: Callable[[Field, LazyColumn], LazyColumn | Array],
     ) -> FieldChanges:
-        """Change the values of some fields: `field` declares what each becomes, `compute` computes it."""
+        """Change the values of the fields `keys`: `field` returns the new declaration of one, `compute` its values."""
         chosen = [before[key] for key in keys]
 
         def derivation(old: Field) -> Derivation:
@@ -729,24 +748,21 @@ class FieldChanges(BoundOperation):
         }
 
 
-# Values of options ---------------------------------------------------------------------------------------
-
-
 class Discount:
-    """The `--gamma` that several operations share; None if it is not given."""
+    """The value of `--gamma`, which several operations share. `used` says whether an operation has read it."""
 
     def __init__(self, given: Any) -> None:
         self._gamma = None if given is None else number_of(given, "gamma")
         self.used = self._gamma is None
 
     def needed(self, operation: str) -> float:
-        """Return it; UsageError without one, because a default would be silently wrong."""
+        """Return the discount; UsageError if none is given, because a default would be silently wrong."""
         if self._gamma is None:
             raise UsageError(f"{operation} needs a discount", hint="add --gamma 0.99")
         return self.or_else(1.0)
 
     def or_else(self, default: float) -> float:
-        """Return it, or `default` if it is not given."""
+        """Return the discount, or `default` if none is given."""
         self.used = True
         return default if self._gamma is None else self._gamma
 
@@ -755,7 +771,7 @@ def texts_of(value: Any, option: str) -> list[str]:
     """Return a text, or a list of texts, as a list; UsageError for anything else."""
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
-        raise UsageError(f"{option} is {value!r}, expected a text or a list of them")
+        raise UsageError(f"{option} is {value!r}, expected a text or a list of texts")
     return list(found)
 
 
@@ -768,7 +784,7 @@ def names_of(value: Any, option: str) -> tuple[str, ...]:
 
 
 def pairs_of(value: Any, option: str, form: str) -> Iterator[tuple[str, Any]]:
-    """Yield the pairs of texts like `a=b`, or of a mapping; UsageError, which shows `form`, for other texts."""
+    """Yield the pairs in texts like `a=b`, or the items of a mapping; UsageError, with `form`, for other texts."""
     if isinstance(value, Mapping):
         yield from ((str(left), right) for left, right in value.items())
         return
@@ -780,7 +796,7 @@ def pairs_of(value: Any, option: str, form: str) -> Iterator[tuple[str, Any]]:
 
 
 def number_of(value: Any, option: str) -> float:
-    """Return a number or the number that a text is; UsageError for anything else."""
+    """Convert a number, or a text with a number, to float; UsageError for anything else."""
     try:
         return float(value)
     except (TypeError, ValueError):

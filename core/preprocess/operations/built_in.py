@@ -9,7 +9,7 @@ Conditions such as `length > 50 and return > 200` are parsed by a small grammar 
     operand     = number | "true" | "false" | name
     name        = word ("." word)* ["[" number ("," number)* "]"]
 
-A name that is compared with nothing is true or false by itself.
+A name without a comparison is a field of truth values.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 _DEEPEST = 100
-"""Nesting beyond which nobody means it; Python's own stack holds more."""
+"""The deepest nesting of parentheses that is parsed, well below the limit of Python's stack."""
 
 
 class Name(NamedTuple):
@@ -81,13 +81,15 @@ class Name(NamedTuple):
 
 
 class _Node(ABC):
+    """A node of the syntax tree of a condition."""
+
     @abstractmethod
     def value(self, columns: Mapping[Name, Values]) -> Any:
-        """Return one value a row, or one for all."""
+        """Return one value for each row, or one for all rows."""
 
     @abstractmethod
     def names(self) -> Iterator[Name]:
-        """Name what has to be known."""
+        """Yield the names that `columns` must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,23 +161,23 @@ class _Not(_Node):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on rows. `text` is as it was written, `names` are the fields that it looks at."""
+    """A condition on rows. `text` is its source, `names` are the fields that it refers to."""
 
     text: str
     names: tuple[Name, ...]
     _root: _Node
 
     def holds(self, columns: Mapping[Name, Values], rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Return for each of `rows` rows whether the condition holds; columns are `[rows]`. NaN compares as unlike."""
-        found = np.asarray(self._root.value(columns)) != 0  # a flag may be kept as a number
+        """Return for each row whether the condition holds. Columns are `[rows]`. NaN differs from every number."""
+        found = np.asarray(self._root.value(columns)) != 0  # a flag may be stored as a number
         return np.broadcast_to(found, (rows,)).copy()
 
 
 def parse_condition(text: str, known: Mapping[str, bool] | None = None) -> Condition:
-    """Parse a condition. `known` maps each field that exists to whether it is true or false.
+    """Parse a condition. `known` maps each existing field to whether it holds truth values.
 
-    UsageError names what is not understood and where, a field that does not exist, and a number that is compared with
-    nothing.
+    UsageError for a syntax error, with its position; for a field that does not exist; and for a field of numbers
+    without a comparison.
     """
     parser = _Parser(text)
     root = parser.whole()
@@ -197,13 +199,13 @@ def _require_known(text: str, names: Iterable[Name], known: Iterable[str]) -> No
         if name.field not in fields:
             meant = did_you_mean(name.field, fields)
             raise UsageError(
-                f"the condition {text!r} names {name.field!r}, which is not there{meant}",
+                f"the condition {text!r} names {name.field!r}, which does not exist{meant}",
                 hint=f"there are {', '.join(fields)}",
             )
 
 
 class _Parser:
-    """Reads a condition; `alone` are the names that are compared with nothing."""
+    """A recursive-descent parser of conditions; `alone` are the names without a comparison."""
 
     def __init__(self, text: str) -> None:
         self.alone: list[Name] = []
@@ -303,14 +305,14 @@ def _name_of(token: str) -> Name:
     return Name(field, tuple(int(part) for part in index.rstrip("]").split(",")) if index else ())
 
 
-# The names that conditions on episodes can use, and which of them are flags.
+# The names that conditions on episodes can use, each with whether it is a flag.
 _KNOWN = {name: dtype == "bool" for name, dtype in COLUMNS.items() if name not in {"explicit_start", "start"}}
 _KNOWN["done"] = True
 
 
 @dataclass(frozen=True)
 class Episodes(EpisodeChoice):
-    """Takes the episodes of these numbers, `0:100,250`, as the source counts them."""
+    """Chooses episodes by number, like `0:100,250`. The numbers are the source's own."""
 
     name: ClassVar[str] = "episodes"
     numbers: str
@@ -329,11 +331,11 @@ class Episodes(EpisodeChoice):
 
 @dataclass(frozen=True)
 class Filter(EpisodeChoice):
-    """Takes the episodes of which a condition holds, such as `length > 50 and return > 200`.
+    """Chooses the episodes for which a condition holds, such as `length > 50 and return > 200`.
 
-    Names are the columns of the episode table, its scores such as `score.quality`, and `done`, which is terminated or
-    truncated. What is true or false need not be compared. The `seed` or score of an episode without one compares like
-    NaN: unlike everything.
+    The names in a condition are the columns of the episode table, its scores such as `score.quality`, and `done`, which
+    means terminated or truncated. Truth values need no comparison. A `seed` or score that an episode does not have
+    compares like NaN: it differs from every number.
     """
 
     name: ClassVar[str] = "filter"
@@ -353,8 +355,8 @@ class Filter(EpisodeChoice):
     def choose(self, table: EpisodeTable) -> Any:
         condition = self._parsed()
         table.require_scores(name.field for name in condition.names if name.field.startswith(SCORE))
-        asks = any(name.field == "return" for name in condition.names)
-        if asks and len(table) and np.isnan(table.total_reward).all():
+        needs_returns = any(name.field == "return" for name in condition.names)
+        if needs_returns and len(table) and np.isnan(table.total_reward).all():
             raise UsageError(
                 f"the condition {self.condition!r} names return, but no episode has one",
                 hint="returns need next.reward, or next.original_reward of n-step data: the reward of every step",
@@ -374,9 +376,10 @@ def _values(table: EpisodeTable) -> Mapping[Name, Array]:
 class Where(RowOperation):
     """Keeps the rows for which a condition holds, such as `not truncated` or `observation[3] > 0.5`.
 
-    Names are fields with one number a row, or one element of a field; `reward`, `done`, `terminated` and `truncated`
-    mean the ones under `next`. Truth values need no comparison. An episode that loses rows in its middle becomes
-    several, and the row before each gap is marked `truncated` and `done`; its next observation stays as it is.
+    The names in a condition are fields with one number in each row, or one element of a field; `reward`, `done`,
+    `terminated` and `truncated` mean the ones under `next`. Truth values need no comparison. An episode that loses rows
+    in its middle is split into several; the row before each gap is marked `truncated` and `done`, and keeps its next
+    observation.
     """
 
     name: ClassVar[str] = "where"
@@ -398,7 +401,7 @@ class Where(RowOperation):
 
 
 def _named(fields: Fields) -> dict[str, Key]:
-    """What the names of a condition mean."""
+    """Return the keys of the fields that a condition can name."""
     short = {key_name(key): (NEXT, *key) for key in SINGLETONS if (NEXT, *key) in fields}
     return {field.name: field.key for field in fields} | short
 
@@ -408,7 +411,7 @@ def _is_flag(field: Field) -> bool:
 
 
 def _checked(field: Field, name: Name) -> Field:
-    """Return the field that a name is of, where it is one number a row that can be compared."""
+    """Return `field`; UsageError unless `name` refers to one number in each of its rows, which can be compared."""
     shape, element = field.shape, name.element
     fits = len(element) == len(shape) and all(place < size for place, size in zip(element, shape, strict=True))
     if not fits and (element or shape not in ((), (1,))):
@@ -434,7 +437,7 @@ class _BoundWhere(BoundOperation):
 
     def kept(self, batch: LazyBatch) -> NDArray[np.bool_]:
         values = {name: _element(batch.columns[field.key], name) for name, field in self._fields.items()}
-        with np.errstate(over="ignore"):  # a number beyond float16 compares as infinite
+        with np.errstate(over="ignore"):  # a constant too large for float16 compares as infinite
             return self._condition.holds(values, batch.pieces.steps)
 
     def compute(self, batch: LazyBatch, wanted: frozenset[Key]) -> Columns:
@@ -452,7 +455,7 @@ _STAY = (*KEPT, NEXT_REWARD, EPISODE)
 
 @dataclass(frozen=True)
 class Rename(RowOperation):
-    """Gives a field, or a group of them, another name; what `next` holds of it is renamed with it."""
+    """Renames a field, or a group of fields, and its counterpart under `next`."""
 
     name: ClassVar[str] = "rename"
     key: str
@@ -486,7 +489,7 @@ class Rename(RowOperation):
         for depth in range(1, len(path) + 1):
             if key_name(path[:depth]) == self.key:
                 return (*side, *target, *path[depth:])
-        return (*side, *target[:-1], target[-1] + LENGTH)  # the lengths of a text
+        return (*side, *target[:-1], target[-1] + LENGTH)  # `old` is the field with the lengths of a text
 
 
 def _moving(fields: Fields, moves: Mapping[Key, Key]) -> BoundOperation:
@@ -507,7 +510,7 @@ def _renamed(name: str) -> Callable[[Sequence[LazyColumn]], LazyColumn]:
 
 @dataclass(frozen=True)
 class _OnNames(RowOperation):
-    """An operation on fields and groups that are named: one at least."""
+    """An operation whose argument is a list of at least one name of a field or group."""
 
     keys: tuple[str, ...]
 
@@ -517,15 +520,15 @@ class _OnNames(RowOperation):
 
     def __post_init__(self) -> None:
         if not self.keys:
-            raise UsageError(f"{self.name} names no fields, expected one at least")
+            raise UsageError(f"{self.name} names no fields, expected at least one")
 
 
 @dataclass(frozen=True)
 class Select(_OnNames):
-    """Keeps the fields and groups named, with what `next` holds of them.
+    """Keeps the named fields and groups, and their counterparts under `next`.
 
-    `next.reward`, the flags under `next`, `episode`, and fields that the program itself has added before are kept as
-    well; exclude them to remove them.
+    `next.reward`, the flags under `next`, `episode`, and the fields that earlier operations have added are kept as
+    well. Use `exclude` to remove them.
     """
 
     name: ClassVar[str] = "select"
@@ -538,10 +541,10 @@ class Select(_OnNames):
 
 @dataclass(frozen=True)
 class Exclude(_OnNames):
-    """Removes the fields and groups named, with what `next` holds of them.
+    """Removes the named fields and groups, and their counterparts under `next`.
 
-    A field named with `next.` in front is removed there alone. The flags under `next` stay, because they mark where
-    episodes end; UsageError where nothing but them was meant.
+    A name that starts with `next.` refers only to the field under `next`. The flags under `next` stay, because they
+    mark where episodes end; UsageError for a name that refers only to flags.
     """
 
     name: ClassVar[str] = "exclude"
@@ -565,10 +568,10 @@ OBSERVATION: Key = ("observation",)
 
 @dataclass(frozen=True)
 class Cat(RowOperation):
-    """Joins fields into one along their last dimension, in the order given, and likewise what `next` holds of them.
+    """Joins fields into one along their last dimension, in the order given, and likewise their counterparts in `next`.
 
-    The parts are removed; a group means all fields in it, sorted by name. Types are promoted as NumPy does. Where
-    `next` lacks one of the parts, it keeps those it has and gets no joined field.
+    The parts are removed. A group stands for all fields in it, sorted by name. Types are promoted as in NumPy. If
+    `next` lacks one of the parts, the other parts stay there, and `next` gets no joined field.
     """
 
     name: ClassVar[str] = "cat"
@@ -606,7 +609,7 @@ class Cat(RowOperation):
 
 
 def _cat_field(fields: Fields, out: Key, parts: Sequence[Key]) -> Field:
-    """The field that parts make when they are joined."""
+    """Return the declaration of the field that results from joining the parts."""
     shapes = [fields[key].shape or (1,) for key in parts]
     if len({shape[:-1] for shape in shapes}) > 1:
         listed = ", ".join(f"{key_name(key)} {list(shape)}" for key, shape in zip(parts, shapes, strict=True))
@@ -619,11 +622,11 @@ def _cat_field(fields: Fields, out: Key, parts: Sequence[Key]) -> Field:
 
 @dataclass(frozen=True)
 class Flatten(RowOperation):
-    """Makes one vector `observation` of all observations, sorted by name, row-major, and likewise under `next`.
+    """Joins all observations into one vector `observation`, sorted by name, row-major, and likewise under `next`.
 
-    Observations are the fields of that role that are both at the root and under `next`, or, without any, those at the
-    root. The vector is float64 where one of them is, else float32, in which whole numbers that are not exact are
-    refused. Values stay what they are: the numbers of discrete spaces do not become one-hot.
+    Observations are the fields with the role `observation` that are both at the root and under `next`; if there are
+    none, those at the root. The vector is float64 if one of them is, else float32; whole numbers that are not exact in
+    it are refused. Values do not change: numbers of discrete spaces do not become one-hot vectors.
     """
 
     name: ClassVar[str] = "flatten"
@@ -656,7 +659,10 @@ class Flatten(RowOperation):
 
 
 def _refuse_rest_of_group(fields: Fields, parts: Sequence[Key]) -> None:
-    """Raise UsageError where the group `observation` keeps a field, text for one: the vector takes its place."""
+    """Raise UsageError if other fields, such as texts, would stay in the group `observation`.
+
+    The vector takes the place of the group, so that they could not be stored.
+    """
     sides = [(OBSERVATION, list(parts))]
     if all(in_next(key) in fields for key in parts):
         sides.append((in_next(OBSERVATION), [in_next(key) for key in parts]))
@@ -670,13 +676,13 @@ def _refuse_rest_of_group(fields: Fields, parts: Sequence[Key]) -> None:
     if left:
         renamed = " ".join(f"--rename {name}={_outside(fields, name)}" for name in left)
         raise UsageError(
-            f"flatten would write 'observation', a group in which {', '.join(left)} would stay behind",
-            hint=f"add {renamed}, too",
+            f"flatten would write 'observation', a group in which {', '.join(left)} would remain",
+            hint=f"add {renamed}",
         )
 
 
 def _outside(fields: Fields, name: str) -> str:
-    """Find a free name outside of the group `observation`."""
+    """Return a name outside of the group `observation`, preferably one that is not in use."""
     group = f"{OBSERVATION[0]}."
     short = name.replace(group, "", 1)
     taken = {".".join(key[:depth]) for key in fields.by_key for depth in range(1, len(key) + 1)}
@@ -690,7 +696,7 @@ def _width(field: Field) -> int:
 def _joining(
     fields: Fields, out: Key, parts: Sequence[Key], field: Callable[[Sequence[Key]], Field], *, flatten: bool = False
 ) -> BoundOperation:
-    """Make the step that joins `parts`, and their counterparts under `next` if all of them exist."""
+    """Return the bound operation that joins `parts`, and their counterparts under `next` if all of them exist."""
     sides = [(out, list(parts))]
     after = [in_next(key) for key in parts]
     if out[0] != NEXT and all(key in fields for key in after):
@@ -719,7 +725,7 @@ def _joined(field: Field | None, flatten: bool) -> Callable[[Sequence[LazyColumn
 class ClipReward(RowOperation):
     """Limits every reward under `next` to `low` and `high`; None leaves a side open. NaN stays NaN.
 
-    Values derived from rewards before, such as returns, do not change.
+    Values that earlier operations computed from rewards, such as returns, do not change.
     """
 
     name: ClassVar[str] = "clip-reward"
@@ -762,25 +768,25 @@ class ClipReward(RowOperation):
             low, high = (None if b is None else min(max(int(b), limits.min), limits.max) for b in (low, high))
         elif numbers.dtype.kind == "b":
             numbers = numbers.astype(np.int8)
-        with np.errstate(over="ignore"):  # a bound beyond float16 bounds nothing
+        with np.errstate(over="ignore"):  # a bound too large for float16 has no effect
             return numbers.clip(low, high)  # type: ignore[arg-type]
 
 
 def reward_keys(fields: Fields, operation: str) -> list[Key]:
-    """List the rewards: entries named `reward` under `next`, also in groups. UsageError if there are none."""
+    """List the rewards: the fields named `reward` under `next`, including its groups. UsageError if there are none."""
     found = [key for key in fields.by_key if key[0] == NEXT and key[-1] == "reward"]
     if not found:
-        raise UsageError(f"{operation} needs next.reward, which is not there")
+        raise UsageError(f"{operation} needs next.reward, which does not exist")
     return found
 
 
 def original_of(key: Key) -> Key:
-    """Return the key of the reward of the single step, which n-step keeps."""
+    """Return the key under which n-step keeps the reward of the single step."""
     return (*key[:-1], f"original_{key[-1]}")
 
 
 def reward_type(field: Field, operation: str) -> str:
-    """Return the type for sums of rewards: the rewards' own if they are floats, otherwise float32."""
+    """Return the type of sums of rewards: the type of the rewards if they are floats, otherwise float32."""
     if field.role == "text":
         raise UsageError(f"{operation} needs numbers in {key_name(field.key)!r}, which is text")
     return field.dtype if is_floating(field.dtype) else "float32"
@@ -792,9 +798,9 @@ def _flags_there(fields: Fields) -> tuple[Key, ...]:
 
 
 def _ends(batch: LazyBatch, flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether a trajectory ends with each row: it is the last of its episode or has a flag.
+    """Return which rows end a trajectory: the last of each episode, and every row with a flag.
 
-    A flag in mid-episode is data and stays, and the row after it does not follow from the row before.
+    A flag in mid-episode stays as it is, and no sum or window extends beyond it.
     """
     ends = flags.copy()
     pieces = batch.pieces
@@ -811,16 +817,21 @@ _CUT: Key = (_WINDOW, "cut")
 
 @dataclass(frozen=True)
 class NStep(RowOperation):
-    """Turns every step into a transition over m = min(`n`, steps to the end of its episode) steps, never across an end.
+    """Turns every step into a transition over m = min(`n`, steps to the end of its episode) steps.
 
-    Fields under `next` become the ones after the last step of the window. Each reward there becomes the sum of gamma^i
-    times the rewards in the window; `next.original_reward` keeps the original. New fields, with one value a row, are
-    `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
+    No window extends beyond the end of an episode. With n = 3, in an episode of 5 steps:
 
-    The flags under `next` stay the step's own, as they mark where episodes end. The flags of the window's
-    last step are `multi_step.done`, `terminated` and `truncated`; `multi_step.cut` marks windows that are short without
-    a flag. A target is then `reward + gamma * ~multi_step.terminated * value(next)`. Names and meaning are as in the
-    `MultiStep` transform.
+        step      0  1  2  3  4
+        m         3  3  3  2  1      step 1 gets the sum of rewards 1, 2, 3 and the observation after step 3
+
+    Fields under `next` get the value after the last step of the window. Each reward there becomes the sum of gamma^i
+    times the rewards in the window; `next.original_reward` keeps the original. New fields, with one value in each row,
+    are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
+
+    The flags under `next` stay those of the step, because they mark where episodes end. The flags of the last step of
+    the window are `multi_step.done`, `multi_step.terminated` and `multi_step.truncated`; `multi_step.cut` marks windows
+    of less than n steps that do not end with a flag. A target is then `reward + gamma * ~multi_step.terminated *
+    value(next)`. Names and meaning are those of the `MultiStep` transform.
     """
 
     name: ClassVar[str] = "n-step"
@@ -907,14 +918,14 @@ class _BoundNStep(BoundOperation):
 
 
 def _summed(rewards: Array, steps: NDArray[np.int64], gamma: float) -> Array:
-    """Sum gamma^i r[t + i] over the window of each row, in float64, from the first on."""
+    """Sum gamma^i r[t + i] over the window of each row, in float64, starting with i = 0."""
     rewards = rewards.astype(np.result_type(rewards.dtype, np.float64))
     total = rewards.copy()
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
         for ahead in range(1, int(steps.max(initial=1)) if gamma else 1):
             inside = np.flatnonzero(steps > ahead)
             later, factor = rewards[inside + ahead], gamma**ahead
-            # where the factor underflows to 0, 0 times infinity would be NaN
+            # If the factor underflows to 0, an infinite reward would give NaN: 0 times infinity.
             total[inside] += factor * later if factor else np.where(np.isfinite(later), 0, later)
     return total
 
@@ -931,12 +942,12 @@ class _Returns(RowOperation):
 
     def plan(self, fields: Fields) -> BoundOperation:
         if NEXT_REWARD not in fields:
-            raise UsageError(f"{self.name} needs next.reward, which is not there")
+            raise UsageError(f"{self.name} needs next.reward, which does not exist")
         field = one_step_reward(fields)
         if field is None:
             raise UsageError(
                 f"{self.name} needs the reward of every step, but next.reward holds sums over n steps, and "
-                "next.original_reward is not there"
+                "next.original_reward does not exist"
             )
         if self.out in fields:
             raise UsageError(f"{self.name} would write {key_name(self.out)!r}, which already exists")
@@ -950,8 +961,8 @@ class _Returns(RowOperation):
 class AddReturnToGo(_Returns):
     """Adds `return_to_go`: the sum of the rewards from each step to the end of its episode, discounted by `gamma`.
 
-    Policies are conditioned on it (Decision Transformer), by default undiscounted. It has the reward's shape and type;
-    for whole numbers float32. After n-step, the rewards of single steps are summed.
+    A Decision Transformer conditions its policy on it. By default it is not discounted. It has the shape and type of
+    the reward; float32 if rewards are whole numbers. After n-step, the rewards of single steps are summed.
     """
 
     name: ClassVar[str] = "return-to-go"
@@ -965,10 +976,10 @@ class AddReturnToGo(_Returns):
 
 @dataclass(frozen=True)
 class AddMcReturn(_Returns):
-    """Adds `mc_return`: the discounted Monte Carlo return from each step on, for calibrating values (Cal-QL).
+    """Adds `mc_return`: the discounted Monte Carlo return from each step on, to calibrate value functions (Cal-QL).
 
-    The numbers equal `return-to-go` with the same discount, which is required here: a value function has one. The rest
-    of a truncated episode is unknown and counts nothing.
+    The numbers equal those of `return-to-go` with the same discount, which must be given here: that of the value
+    function. The unknown rewards after the end of a truncated episode count as 0.
     """
 
     name: ClassVar[str] = "mc-return"
@@ -1005,9 +1016,9 @@ class _BoundReturn(BoundOperation):
 
 @dataclass(frozen=True)
 class Cast(RowOperation):
-    """Changes the element type of a field, or of a group of them, and of what `next` holds of it.
+    """Changes the element type of a field, or of all fields in a group, and of its counterpart under `next`.
 
-    Fractions are rounded to the nearest that the type has; a value that would become something else, such as 300 in
+    Floats are rounded to the nearest value of the new type. A value that the type cannot represent, such as 300 in
     uint8 or 0.5 in int64, is refused.
     """
 
@@ -1040,21 +1051,21 @@ class Cast(RowOperation):
 METHODS = ("mean-std", "min-max", "quantile")
 _QUANTILES = (0.01, 0.99)
 _WIDEST = 1024
-"""Leaves of more numbers a row, like images, share one pair of constants, as `rbtool stats` describes them as one."""
+"""Leaves with more numbers in a row, such as images, have one pair of constants, as they have one line in `stats`."""
 
 _BLOCK = 1 << 18
-"""Numbers that are computed with at a time: in float64, and several times over, they take room."""
+"""Numbers that are processed at a time, which limits the size of temporary float64 arrays."""
 
 Measured: TypeAlias = dict[str, tuple[Moments, QuantileSketch | None]]
-"""Statistics of the values of some fields, by name."""
+"""Statistics of the values of fields, by name. There is a sketch if quantiles are needed."""
 
 
 @dataclass(frozen=True)
 class Constants:
-    """The shift and scale of one field's values: `value * scale + loc` undoes them.
+    """The shift and scale of one field: `(value - loc) / scale` is the normalised value.
 
-    There is one number for each dimension, row-major, or one for all. `constant` lists dimensions that are not divided,
-    because they never vary; their scale is 1. `nan` and `infinite` count the values that were ignored.
+    There is one number for each dimension, row-major, or one for all. `constant` lists the dimensions that never vary;
+    their scale is 1. `nan` and `infinite` count the values that were ignored.
     """
 
     key: str
@@ -1084,7 +1095,7 @@ class Constants:
         found = []
         if self.constant:
             which = some_of(self.constant, 20)
-            found.append(f"normalize: {self.key} never varies in dimension {which}, which is moved and not divided")
+            found.append(f"normalize: {self.key} never varies in dimension {which}, which is shifted but not divided")
         if self.nan or self.infinite:
             found.append(
                 f"normalize: {self.nan:,} NaN and {self.infinite:,} infinite values of {self.key} did not count"
@@ -1096,13 +1107,15 @@ class Constants:
 class NormalizeFields(RowOperation):
     """Normalises a field, or each field of a group, and its counterpart under `next` with the same constants.
 
-    `mean-std` gives each dimension mean 0 and deviation 1; `min-max` maps its least and greatest value, `quantile` its
-    1st and 99th percentile (accurate to 0.2 %), to -1 and 1. Dimensions that never vary are shifted to 0 and not
-    divided. The constants are measured on the rows that reach the operation, with every observation of an episode
-    counted once, the final one included. NaN and infinite values do not count. Rows with more than 1,024 numbers, such
-    as images, share one pair of constants. The result is float32, or float64 if the field was.
+    `mean-std` gives each dimension mean 0 and standard deviation 1. `min-max` maps the smallest and largest value of
+    each dimension to -1 and 1, `quantile` its 1st and 99th percentile (accurate to 0.2 %). Dimensions that never vary
+    are shifted to 0 and not divided. The result is float32, or float64 if the field was.
 
-    Given `constants` of an earlier run, nothing is measured, so that other data gets the same scale.
+    The constants are measured on the rows that reach the operation. Every observation of an episode counts once,
+    including the final one. NaN and infinite values are ignored. A field with more than 1,024 numbers in a row, such as
+    images, has one pair of constants for all of them.
+
+    With the `constants` of an earlier run, nothing is measured, so that other data gets the same scale.
     """
 
     name: ClassVar[str] = "normalize"
@@ -1152,7 +1165,7 @@ class NormalizeFields(RowOperation):
         return BoundNormalize(fields, self, groups)
 
     def with_measurements(self, measured: Measured) -> NormalizeFields:
-        """Return the operation with its constants; SchemaError where values are spread beyond float64."""
+        """Return the operation with its constants; SchemaError if the range of the values exceeds float64."""
         found = tuple(_constants(name, self.method, *states) for name, states in sorted(measured.items()))
         return NormalizeFields(self.key, self.method, found)
 
@@ -1180,7 +1193,7 @@ def _constants(name: str, method: str, moments: Moments, sketch: QuantileSketch 
 
 
 class BoundNormalize(FieldChanges):
-    """A normalization of known fields: it measures, or, with constants, normalizes."""
+    """A normalisation of known fields. Without constants it only measures; with constants it normalises."""
 
     def __init__(self, before: Fields, asked: NormalizeFields, groups: Mapping[Key, Sequence[Key]]) -> None:
         self._groups = groups
@@ -1211,18 +1224,22 @@ class BoundNormalize(FieldChanges):
 
     @property
     def looks_at(self) -> frozenset[Key]:
-        """The fields that `measure` needs."""
+        """The keys of the fields that `measure` needs."""
         return frozenset(key for group in self._groups.values() for key in group)
 
     def nothing(self) -> Measured:
-        """Return the statistics of no rows."""
+        """Return empty statistics."""
         return {
             key_name(root): (Moments(self._width(root)), QuantileSketch(self._width(root)) if self._quantiles else None)
             for root in self._groups
         }
 
     def measure(self, batch: LazyBatch) -> Measured:
-        """Take the statistics of some rows."""
+        """Return the statistics of some rows.
+
+        An observation is also the next observation of the step before. Under `next`, therefore, only the last row of
+        each episode counts.
+        """
         pieces = batch.pieces
         last = (pieces.starts + pieces.rows - 1)[pieces.ends & (pieces.rows > 0)]
         found = self.nothing()
@@ -1242,19 +1259,19 @@ class BoundNormalize(FieldChanges):
 
 def _normalizing(field: Field, constants: Constants | None) -> Any:
     def compute(inputs: Sequence[LazyColumn]) -> Array:
-        assert constants is not None, "the rows are measured first"
+        assert constants is not None, "measure comes first"
         return _normalized(inputs[0].numbers, field, constants)
 
     return compute
 
 
 def _normalized(numbers: Array, field: Field, constants: Constants) -> Array:
-    """Compute in float64 and round once; part by part, to keep temporaries small."""
+    """Normalise in float64 and round once, block by block to keep temporary arrays small."""
     shape = field.shape if len(constants.loc) > 1 else ()
     loc, scale = (np.array(part).reshape(shape) for part in (constants.loc, constants.scale))
     out = np.empty(numbers.shape, field.numpy)
     step = max(1, _BLOCK // max(1, math.prod(field.shape)))
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite values stay so
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values stay infinite
         for start in range(0, len(numbers), step):
             part = np.subtract(numbers[start : start + step], loc, dtype=np.float64)
             out[start : start + step] = np.divide(part, scale, out=part)

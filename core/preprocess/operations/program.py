@@ -1,6 +1,6 @@
-"""Programs: operations in their order, bound to the fields of a dataset, and the processor that runs one.
+"""Programs: sequences of operations, their binding to the fields of a dataset, and the processor that runs them.
 
-A program is made from options, from TOML as in pipeline files, or from JSON as in manifests.
+A program is made from options, from the TOML of a pipeline file, or from the JSON of a manifest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def find_operation(name: str) -> type[Operation] | None:
     """
     if name in OPERATIONS:
         return OPERATIONS[name]
-    from importlib.metadata import entry_points  # takes 10 ms, which built-in operations need not wait for
+    from importlib.metadata import entry_points  # takes 10 ms, and built-in operations do not need it
 
     for entry in entry_points(group="rbtool.operations", name=name):
         found = entry.load()
@@ -63,9 +63,10 @@ def find_operation(name: str) -> type[Operation] | None:
 
 @dataclass(frozen=True)
 class Program:
-    """Operations, one after another. Operations that choose episodes come first, as they read the table of the source.
+    """A sequence of operations. Those that choose episodes come first, because they use the source's episode table.
 
-    UsageError for another order, and for operations that would have to be measured in more than one pass.
+    UsageError for another order, and for normalisations that one pass cannot measure: those before and after another
+    operation.
     """
 
     operations: tuple[Operation, ...]
@@ -88,29 +89,29 @@ class Program:
 
     @property
     def choices(self) -> tuple[EpisodeChoice, ...]:
-        """Those that choose episodes."""
+        """The operations that choose episodes."""
         return tuple(operation for operation in self.operations if isinstance(operation, EpisodeChoice))
 
     @property
     def on_rows(self) -> tuple[RowOperation, ...]:
-        """Those that work on rows."""
+        """The operations on rows."""
         return tuple(operation for operation in self.operations if isinstance(operation, RowOperation))
 
     @property
     def unmeasured(self) -> tuple[NormalizeFields, ...]:
-        """Those whose constants are still to be measured on the rows that reach them."""
+        """The normalisations whose constants must still be measured on the rows that reach them."""
         return tuple(o for o in self.operations if isinstance(o, NormalizeFields) and _is_unmeasured(o))
 
     def of_episodes(self, episodes: Episodes) -> Program:
-        """The same for these episodes, instead of those that it may have named."""
+        """Return the program with `episodes` in place of its own choices by number."""
         return replace(self, operations=(episodes, *(o for o in self.operations if not isinstance(o, Episodes))))
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return it as JSON."""
+        """Return the program as JSON."""
         return [operation.describe() for operation in self.operations]
 
     def selects(self, table: EpisodeTable) -> Any:
-        """Return the rows of the episode table that take part, None for all; UsageError where none is left."""
+        """Return the rows of the episode table that are used, None for all; UsageError if none is left."""
         if not self.choices:
             return None
         keep = np.ones(len(table), bool)
@@ -122,14 +123,14 @@ class Program:
         return np.flatnonzero(keep)
 
     def settled(self, reader: StepReader) -> Program:
-        """Return it with what the dataset says; UsageError where operations do not go together on it."""
+        """Return the program with arguments completed from the dataset, see `Operation.settled`."""
         found: list[Operation] = []
         for operation in self.operations:
             found.append(operation.settled(reader, found))
         return replace(self, operations=(*found,))
 
     def with_measurements(self, measured: Sequence[Measured]) -> Program:
-        """Return the program with the constants of its normalizations."""
+        """Return the program with the constants of its normalisations."""
         states = iter(measured)
         found = tuple(
             operation.with_measurements(next(states))
@@ -145,9 +146,10 @@ def _is_unmeasured(operation: Operation) -> bool:
 
 
 class BoundProgram:
-    """What a program does to rows of given fields.
+    """A program bound to the fields of a dataset.
 
-    Binding it raises UsageError for whatever makes no sense with them, before a row is read.
+    Creating it raises UsageError for operations that do not fit the fields, before any row is read. Then it is known
+    which fields each operation needs, from the last one back to the source: only those are read and computed.
     """
 
     def __init__(self, program: Program, fields: Iterable[Field], source: Path | None = None) -> None:
@@ -163,7 +165,7 @@ class BoundProgram:
             after = step.after
         self.after = after
         if not after.by_key:
-            raise UsageError("no field is left, expected one at least")
+            raise UsageError("no field is left, expected at least one")
         self._wanted = _backwards(self._steps, frozenset(after.by_key))
         self._measuring = [step for step in self._steps if isinstance(step, BoundNormalize) and not step.measured]
         self._first = self._steps.index(self._measuring[0]) if self._measuring else 0
@@ -178,30 +180,30 @@ class BoundProgram:
 
     @property
     def reads(self) -> frozenset[Key]:
-        """The fields of the source that the rows have to have: what is measured if that is still to be done."""
+        """The fields of the source that blocks must have: for `measure` if constants are missing, else for `run`."""
         return self._wanted_to_measure[0] if self._measuring else self._wanted[0]
 
     @property
     def row_bytes(self) -> int:
-        """The most bytes of a row on the way."""
+        """The size of a row in memory where it is largest."""
         return max((step.row_bytes for step in self._steps), default=0)
 
     def run(self, block: Block) -> Block:
-        """Take rows through all steps."""
+        """Apply all operations to the rows of a block."""
         batch = self._batch(block, self._wanted[0])
         for step, wanted in zip(self._steps, self._wanted[1:], strict=True):
             step.apply(batch, wanted)
         return batch.block([key for key in self.after.by_key if key in batch.columns])
 
     def measure(self, block: Block) -> list[Measured]:
-        """Take rows to the normalizations that are not measured yet, and their statistics for each."""
+        """Apply the operations before the unmeasured normalisations; return the statistics for each of these."""
         batch = self._batch(block, self._wanted_to_measure[0])
         for step, wanted in zip(self._steps[: self._first], self._wanted_to_measure[1:], strict=True):
             step.apply(batch, wanted)
         return [step.measure(batch) for step in self._measuring]
 
     def merged(self, measured: Iterable[Sequence[Measured]]) -> list[Measured]:
-        """Put the statistics of all rows together, in order."""
+        """Merge the statistics of all blocks, in order."""
         totals = [step.nothing() for step in self._measuring]
         for found in measured:
             for total, part in zip(totals, found, strict=True):
@@ -226,18 +228,18 @@ def _bound(operation: RowOperation, fields: Fields, later: Sequence[RowOperation
             raise
         raise UsageError(
             f"{operation.name} names {maker.makes!r}, which {maker.name} makes only after it",
-            hint="write the order that is meant into a file: --show-pipeline begins one, --pipeline does it",
+            hint="write the operations in the right order into a file for --pipeline: --show-pipeline prints a draft",
         ) from None
 
 
 def _texts_of(operation: RowOperation) -> set[str]:
-    """The texts among the arguments of an operation, which names of fields are."""
+    """Return the texts among the arguments of an operation: they may be names of fields."""
     values = [part for value in asdict(operation).values() for part in (value if isinstance(value, tuple) else [value])]
     return {value for value in values if isinstance(value, str)}
 
 
 def _backwards(steps: Sequence[BoundOperation], wanted: frozenset[Key]) -> list[frozenset[Key]]:
-    """Return the fields needed before each step and after the last, for these fields to leave the last."""
+    """Return the fields that are needed before each step, and `wanted`, those that are needed after the last step."""
     found = [wanted]
     for step in reversed(steps):
         found.append(step.needs(found[-1]))
@@ -245,14 +247,19 @@ def _backwards(steps: Sequence[BoundOperation], wanted: frozenset[Key]) -> list[
 
 
 class ProgramProcessor(Processor):
-    """Applies a program. Its result is the same however the rows are cut into blocks.
+    """Applies a program. The result does not depend on how the rows are divided into blocks.
 
-    Making it checks the program against the fields of a dataset: UsageError for what makes no sense.
-    `remarks` go to the notes of the result; `asked` is the program as it was before constants were measured; `source`
-    is the folder of the dataset.
+    UsageError for operations that do not fit the fields.
 
-    While `needs_measuring`, `reads` names the fields that `measure` needs; for the processor that `with_measurements`
+    While `needs_measuring`, `reads` returns the fields that `measure` needs; for the processor that `with_measurements`
     returns, those that `apply` needs.
+
+    Args:
+        program: the operations.
+        fields: the fields of the dataset.
+        remarks: further notes for the manifest of the result.
+        asked: the program before its constants were measured; default: `program`.
+        source: the folder of the dataset.
     """
 
     unit = "step"
@@ -279,7 +286,7 @@ class ProgramProcessor(Processor):
         self.keeps_ends = (True, False) in kinds and all(not drops for _, drops in kinds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # what is bound holds functions that cannot be pickled
+        # The bound program contains functions that cannot be pickled.
         return ProgramProcessor, (self.program, self._fields, self._remarks, self._asked, self._source)
 
     def portable(self) -> ProgramProcessor:
@@ -299,7 +306,7 @@ class ProgramProcessor(Processor):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """The fields of the result, roles included; known before a row is read."""
+        """The fields of the result, including their roles; known before a row is read."""
         return tuple(self._bound.after)
 
     @property
@@ -308,7 +315,7 @@ class ProgramProcessor(Processor):
         return frozenset(tuple(name.split(".")) for name in named if name is not None)
 
     def notes(self, fields: Sequence[Field], result: Sequence[Field]) -> tuple[str, ...]:
-        """Notes on the result, other than fields that were left out."""
+        """Return notes on the result, except on fields that were left out."""
         return (*self._remarks, *(note for operation in self.program.on_rows for note in operation.notes))
 
     def load(self, context: Context) -> LoadedProcessor:
@@ -328,13 +335,13 @@ class ProgramProcessor(Processor):
 
     @property
     def _foreign(self) -> list[type[Operation]]:
-        """The operations of other packages, whose code may change between two runs."""
+        """The classes of the operations of other packages, whose code may change between two runs."""
         return [kind for o in self.program.operations if (kind := type(o)) is not OPERATIONS.get(o.name)]
 
     def fingerprint(self) -> str:
         try:
             sources = [inspect.getsource(sys.modules[kind.__module__]) for kind in self._foreign]
-        except (OSError, TypeError, KeyError):  # without source, no two runs are known to be equal
+        except (OSError, TypeError, KeyError):  # without the source code, no two runs are known to be equal
             return uuid.uuid4().hex
         return digest_bytes("\n".join(sources).encode()) if sources else ""
 
@@ -346,7 +353,8 @@ class ProgramProcessor(Processor):
 
     def selects(self, episodes: EpisodeTable) -> Any:
         if all(field.key != NEXT_REWARD for field in self._fields):
-            episodes = replace(episodes, total_reward=np.full(len(episodes), np.nan))  # no return is 0 without rewards
+            # Without rewards, returns are unknown, not 0.
+            episodes = replace(episodes, total_reward=np.full(len(episodes), np.nan))
         return self.program.selects(episodes)
 
     def documents(self, documents: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -364,7 +372,7 @@ class ProgramProcessor(Processor):
         return ProgramProcessor(known, self._fields, self._remarks, self._asked, self._source)
 
     def left_out(self, fields: Sequence[Field], result: Sequence[Field]) -> Mapping[str, Any]:
-        """Name the fields whose values are gone; those that were renamed or joined are not."""
+        """Return the names of the fields whose values are lost; fields that were renamed or joined are not."""
         return self._bound.after.lost(fields)
 
 
@@ -392,17 +400,21 @@ def program_of(
     *,
     replay_filters: bool = False,
 ) -> Program:
-    """Make the program that options ask for, in their fixed order, or a pipeline file, or a manifest.
+    """Make a program from the options of operations, from a pipeline file, or from the manifest of a dataset.
 
-    `operations` maps names of options, with `-` or `_`, to their values: a text, or a list of texts where the option
-    may be repeated; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair. Options
-    that are None, False or empty are not given. `episodes` alone may be combined with a pipeline or a manifest, and is
-    applied first. What chose the episodes and rows of the dataset of the manifest is only applied again with
-    `replay_filters`.
-    UsageError for more than one of the three, or none.
+    Args:
+        operations: names of options, with `-` or `_`, and their values: a text, or a list of texts if the option may be
+            repeated; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair. Options that
+            are None, False or empty count as not given. Operations are applied in a fixed order, that of `OPERATIONS`.
+        pipeline: a pipeline file. Of the options, only `episodes` can be combined with it, and is applied first.
+        replay: a dataset or its manifest, whose last step is repeated. `episodes` can be combined with it as well.
+        replay_filters: also repeat the operations of `replay` that chose episodes and rows.
+
+    Raises:
+        UsageError: more than one of the three is given, or none; or operations are invalid.
     """
     if replay_filters and not replay:
-        raise UsageError("--replay-filters is about --replay, which was not given")
+        raise UsageError("--replay-filters needs --replay, which was not given")
     given = given_operations(operations)
     written = pipeline is not None or replay is not None
     ways = [
@@ -445,7 +457,7 @@ def _is_given(value: Any) -> bool:
 
 
 def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
-    """Make a program of its JSON; `origin` names it in the UsageError for what is not understood."""
+    """Make a program from JSON; UsageError for invalid operations, in which `origin` names the program."""
     found = tuple(
         operation_of(document, f"{origin}: operation {number}") for number, document in enumerate(documents, start=1)
     )
@@ -453,14 +465,14 @@ def program_of_documents(documents: Sequence[Any], origin: str) -> Program:
 
 
 def operation_of(document: Any, origin: str, kind: type[Operation] | None = None) -> Operation:
-    """Make an operation of its JSON; `kind` is its class, by default found by the name."""
+    """Make an operation from JSON; `kind` is its class, by default the class with its name."""
     if not isinstance(document, Mapping) or not isinstance(document.get(_KIND), str):
         raise UsageError(f"{origin} has no name, expected one of {', '.join(OPERATIONS)}")
     name = document[_KIND]
     kind = kind or find_operation(name)
     if kind is None:
         raise UsageError(
-            f"{origin} is {name!r}, which is none{did_you_mean(name, OPERATIONS)}",
+            f"{origin} is {name!r}, which does not exist{did_you_mean(name, OPERATIONS)}",
             hint=f"there are {', '.join(OPERATIONS)}",
         )
     arguments = {key: value for key, value in document.items() if key != _KIND}
@@ -473,7 +485,7 @@ def _made(kind: type[Made], arguments: Mapping[str, Any], origin: str) -> Made:
     for key in arguments:
         if key not in parts:
             known = f"it takes {', '.join(parts)}" if parts else "it takes nothing"
-            raise UsageError(f"{origin} has {key!r}, which it does not know{did_you_mean(key, parts)}", hint=known)
+            raise UsageError(f"{origin} has {key!r}, which is unknown{did_you_mean(key, parts)}", hint=known)
     for part in parts.values():
         if part.default is dataclasses.MISSING and part.name not in arguments:
             raise UsageError(f"{origin} lacks {part.name!r}")
@@ -482,7 +494,7 @@ def _made(kind: type[Made], arguments: Mapping[str, Any], origin: str) -> Made:
 
 
 def _value(value: Any, kind: Any, place: str) -> Any:
-    """Check one argument and bring it into the form of its field."""
+    """Check one argument and convert it to the type of its field."""
     if kind == tuple[Constants, ...]:
         return tuple(_made(Constants, part, place) for part in _listed(value, dict, "tables", place))
     if kind == tuple[str, ...]:
@@ -518,7 +530,7 @@ def _short(value: Any) -> str:
 
 
 def _with_origin(make: Callable[[], Made], origin: str) -> Made:
-    """Name the origin in what is wrong with the values."""
+    """Call `make`, and put `origin` in front of the message of a UsageError."""
     try:
         return make()
     except UsageError as error:
@@ -565,27 +577,27 @@ def pipeline_text(program: Program) -> str:
 def replayed_program(path: PathLike, *, filters: bool = False) -> Program:
     """Return the program that made a dataset, from its manifest; `path` is the manifest or the folder of the dataset.
 
-    Measured constants are included. With `filters`, so are operations that chose episodes and rows, which were about
-    that dataset and not about others. UsageError if the dataset was not made by operations, or only by choosing.
+    Measured constants are included. Operations that chose episodes and rows were meant for the original dataset; they
+    are included only with `filters`. UsageError if the dataset was not made by operations, or only by left-out ones.
     """
     documents, constants = _documents_of(path)
     kept = [document for document in documents if filters or not _chooses(document)]
     if documents and not kept:
         raise UsageError(
-            f"{path} was made by choosing episodes and rows alone, which is not done again",
-            hint="add --replay-filters to do so",
+            f"{path} was made only by choosing episodes and rows, which is not repeated",
+            hint="add --replay-filters to repeat it",
         )
     return program_of_documents(_with_constants(kept, constants), str(path))
 
 
 def replayed_frames(path: PathLike) -> int | None:
-    """The number of first steps that the dataset at `path` was made of; None for all of them."""
+    """Return the `num_frames` that the dataset at `path` was made with; None if all steps were used."""
     frames = _last_step(path).arguments.get("num_frames")
     return frames if type(frames) is int else None
 
 
 def filters_left_out(path: PathLike) -> tuple[str, ...]:
-    """Name what chose the episodes and rows of a dataset, and `replayed_program` leaves out without `filters`."""
+    """Return a note on the choices of episodes and rows that `replayed_program` leaves out without `filters`."""
     chosen = [
         " ".join(str(value) for value in ("--" + str(document[_KIND]), *(document[k] for k in document if k != _KIND)))
         for document in _documents_of(path)[0]
@@ -594,9 +606,9 @@ def filters_left_out(path: PathLike) -> tuple[str, ...]:
     frames = replayed_frames(path)
     chosen += [] if frames is None else [f"--num-frames {frames}"]
     left = ", ".join(chosen)
-    return (f"the replay leaves out what chose episodes and rows: {left} (--replay-filters does it again)",) * bool(
-        left
-    )
+    if not left:
+        return ()
+    return (f"the replay leaves out the choice of episodes and rows: {left} (--replay-filters repeats it)",)
 
 
 def _chooses(document: Any) -> bool:
@@ -611,12 +623,12 @@ def _is_choice(name: Any) -> bool:
 
 
 def _documents_of(path: PathLike) -> tuple[list[Any], list[Any]]:
-    """The operations that made a dataset, and the constants that were measured for them."""
+    """Return the operations that made a dataset, and the constants that were measured for them."""
     last = _last_step(path)
     documents = last.arguments.get("operations")
     if not isinstance(documents, list):
         made = last.arguments.get("function", "a function")
-        raise UsageError(f"{path} was made by {made}, only operations can be replayed", hint="name it with --fn")
+        raise UsageError(f"{path} was made by {made}; only operations can be replayed", hint="name it with --fn")
     constants = last.arguments.get("constants")
     return documents, constants if isinstance(constants, list) else []
 
@@ -632,7 +644,7 @@ def _last_step(path: PathLike) -> Provenance:
 
 
 def _with_constants(documents: list[Any], measured: list[Any]) -> list[Any]:
-    """Put what was measured into the normalizations that had to be measured, in order."""
+    """Add the measured constants to the normalisations that have none, in order."""
     rest = iter(measured)
     return [
         {**document, "constants": next(rest, [])} if _lacks_constants(document) else document for document in documents
@@ -644,10 +656,10 @@ def _lacks_constants(document: Any) -> bool:
 
 
 def different_past(path: PathLike, manifest: Manifest) -> tuple[str, ...]:
-    """Return a note if the dataset at `path` went through other steps before its last one than the dataset of
-    `manifest`.
+    """Return a note if the two datasets were preprocessed differently before the step that is replayed.
 
-    A replay only applies the last step: its constants fit only rows that went through the same steps before.
+    `path` is the dataset whose last step is replayed on the dataset of `manifest`. A replay applies only the last step,
+    and its constants fit only rows that went through the same steps before.
     """
     theirs, ours = _made_before(manifest_at(path).provenance[:-1]), _made_before(manifest.provenance)
     if theirs == ours:
@@ -661,7 +673,7 @@ def _joined_steps(steps: Sequence[str]) -> str:
 
 
 def _made_before(provenance: Sequence[Provenance]) -> list[str]:
-    """Name what changed the values of rows on the way, preprocess by preprocess; choosing some of them does not."""
+    """Return for each `preprocess` step the operations or the function that changed values; choices do not count."""
     found = []
     for step in provenance:
         if step.verb == "preprocess":

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,6 +46,16 @@ class Scale:
         return x / self.by
 
 
+@dataclass(slots=True)
+class Slotted:
+    by: int
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
+
+
 def kind_of(offset: int, base: type = object) -> type:
     """A class whose methods, and those of its objects, depend on what is around it."""
 
@@ -75,6 +88,37 @@ ALIKE = [
     lambda: made(np.arange(12).reshape(2, 6)[:, ::2]),
     lambda: made(torch.arange(6.0)),
     lambda: made(torch.arange(6.0)[2:]),
+    lambda: made(np.float32(2)),
+    lambda: made(np.float32(3)),
+    lambda: made(np.float64(3)),
+    lambda: made(np.array([1, "a"], object)),
+    lambda: made(np.array([2, "a"], object)),
+    lambda: made(Point(1, 2)),
+    lambda: made(Point(1, 3)),
+    lambda: made(Slotted(1)),
+    lambda: made(Slotted(2)),
+    lambda: made(OrderedDict(a=1)),
+    lambda: made(OrderedDict(a=2)),
+    lambda: made(defaultdict(int, a=1)),
+    lambda: made(defaultdict(int, a=2)),
+    lambda: made(Counter("a")),
+    lambda: made(Counter("b")),
+    lambda: made(deque([1])),
+    lambda: made(deque([2])),
+    lambda: made(bytearray(b"a")),
+    lambda: made(bytearray(b"b")),
+    lambda: made(slice(1)),
+    lambda: made(slice(2)),
+    lambda: made(Path("a")),
+    lambda: made(Path("b")),
+    lambda: made(re.compile("a")),
+    lambda: made(re.compile("b")),
+    lambda: made(timedelta(1)),
+    lambda: made(timedelta(2)),
+    lambda: made(torch.float32),
+    lambda: made(torch.float64),
+    lambda: made(np.dtype("f4")),
+    lambda: made(np.dtype("f8")),
     lambda: made(torch.nn.Linear(1, 1).requires_grad_(False).apply(lambda m: m.weight.fill_(1) and m.bias.fill_(2))),
     lambda: functools.partial(helper, y=3),
     lambda: functools.partial(helper, y=4),

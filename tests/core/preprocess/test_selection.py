@@ -13,13 +13,21 @@ from rbtool.core.format.manifest import Request
 from rbtool.core.format.memmap.builder import DatasetBuilder, Origin
 from rbtool.core.open_steps import open_steps
 from rbtool.core.preprocess.selection import Plan, StepSelection, task_order
-from rbtool.core.ted.episodes import EndReason
+from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import Field
 
 
-def taking(folder: Path, lengths: list[int], row_bytes: int = 64, rows=None, steps: int | None = None) -> StepSelection:
+def taking(
+    folder: Path,
+    lengths: list[int],
+    row_bytes: int = 64,
+    rows=None,
+    steps: int | None = None,
+    final: Final = Final.OBSERVED,
+) -> StepSelection:
     field = Field(("x",), "uint8", (row_bytes,), "observation")
-    episodes = [EpisodeRow(n, length, 0.0, False, True, EndReason.TRUNCATED) for n, length in enumerate(lengths)]
+    ended = {"end_reason": EndReason.TRUNCATED, "final": final}
+    episodes = [EpisodeRow(n, length, 0.0, False, True, **ended) for n, length in enumerate(lengths)]
     with DatasetBuilder(folder, [field]) as builder:
         builder.append({("x",): np.zeros((sum(lengths), row_bytes), np.uint8)})
         builder.finish(episodes, Origin(Request("t", "t", "t")))
@@ -55,6 +63,15 @@ def test_a_worker_a_core_but_no_more_than_chunks(tmp_path, monkeypatch, cores: i
 def test_workers_asked_for_are_given_as_far_as_there_are_chunks(tmp_path: Path) -> None:
     few = taking(tmp_path / "few", [30])
     assert [Plan.of(few, 10, workers, whole_episodes=False).workers for workers in (0, 1, 3, 9)] == [0, 1, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("steps", "final"), [(8, [Final.REPEATED] * 2), (3, [Final.REPEATED]), (5, [Final.REPEATED, Final.OBSERVED])]
+)
+def test_an_episode_that_is_cut_ends_with_an_observed_step(tmp_path: Path, steps: int, final: list[Final]) -> None:
+    """The last step of the source, whose observation was repeated, is not in the selection."""
+    few = taking(tmp_path / "few", [3, 5], steps=steps, final=Final.REPEATED)
+    assert few.table.final.tolist() == final
 
 
 def spans(plan: Plan) -> list[tuple[int, int]]:

@@ -335,7 +335,7 @@ def test_what_was_recorded_is_not_guessed(recording: Path, how: str) -> None:
     for name in (FIELDS, SCHEMA):
         damage(recording / name, how)
     before = {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
-    with pytest.raises(CorruptDataError, match=r"does not say what was recorded: \S+json and \S+json are both"):
+    with pytest.raises(CorruptDataError, match=r"does not describe its leaves: \S+json and \S+json are both"):
         repair(recording, yes=True)
     assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
 
@@ -407,7 +407,7 @@ def test_finished_episodes_that_no_log_names_are_not_cut_unasked(recording, reco
         message = (
             f"has at least {total} finished episodes, of which the first {int(records)} can be restored: \\S+ was cut"
             if int(records)
-            else f"not one of at least {total} finished episodes can be restored, because .* do not name them"
+            else f"not one of at least {total} finished episodes can be restored, because .* do not list them"
         )
         with pytest.raises(CorruptDataError, match=message) as caught:
             repair(recording, yes=not int(records))

@@ -145,7 +145,7 @@ def test_nested_spaces(tmp_path: Path) -> None:
 def test_a_mode_that_is_not_stated_has_to_be_given(tmp_path: Path) -> None:
     vector = VectorWrapper(make("sync", AutoresetMode.NEXT_STEP))
     vector.metadata = {}
-    with pytest.raises(rbtool.UsageError, match="does not state its autoreset mode"):
+    with pytest.raises(rbtool.UsageError, match="declares no autoreset mode"):
         rbtool.RecordVectorEpisodes(vector, tmp_path / "d")
     mode = AutoresetMode.NEXT_STEP
     with rbtool.RecordVectorEpisodes(vector, tmp_path / "d", autoreset_mode=mode) as env:

@@ -205,7 +205,7 @@ def test_equal_choices_are_stacked_into_one() -> None:
 
 def test_choices_have_an_unknown_size_in_all_alternatives_or_none() -> None:
     spec = Choice([Bounded(0, 1, (2,)), Bounded(torch.tensor([0.0, 1.0]), 3)])
-    with pytest.raises(ValueError, match="differs along"):
+    with pytest.raises(ValueError, match="differ along"):
         spec.make_neg_dim(0)
     assert [choice.shape for choice in spec.choices] == [(2,), (2,)]
     spec = numbers()

@@ -452,7 +452,7 @@ def test_a_replay_makes_the_same_with_the_same_constants(folder, tmp_path, place
     rest = preprocess(folder / "cartpole", dest=tmp_path / "rest", replay=tmp_path / "more", num_workers=0)
     assert rest.arguments["operations"][0]["constants"] == other.arguments["constants"][0]
     assert rest.episodes == 12
-    assert any("leaves out what chose episodes and rows: --episodes 0:2" in note for note in rest.notes)
+    assert any("leaves out the choice of episodes and rows: --episodes 0:2" in note for note in rest.notes)
 
 
 def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, tmp_path):
@@ -461,7 +461,7 @@ def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, 
     plain = preprocess(folder / "cartpole", dest=tmp_path / "plain", replay=tmp_path / "made", num_workers=0)
     assert (plain.episodes, [operation["name"] for operation in plain.arguments["operations"]]) == (12, ["select"])
     left = "--episodes 0:9, --filter length > 20, --where observation[0] < 1, --num-frames 90"
-    assert sum(f"what chose episodes and rows: {left} (" in note for note in plain.notes) == 1
+    assert sum(f"the choice of episodes and rows: {left} (" in note for note in plain.notes) == 1
     assert plain.steps == rbtool.inspect(folder / "cartpole").steps > once.steps
     both = preprocess(
         folder / "cartpole", dest=tmp_path / "both", replay=tmp_path / "made", replay_filters=True, num_workers=0
@@ -482,9 +482,9 @@ def test_a_replay_repeats_what_chose_episodes_only_where_it_is_asked_to(folder, 
 
 def test_replays_are_shown_and_refused_for_choices_alone(folder, tmp_path):
     preprocess(folder / "cartpole", dest=tmp_path / "made", operations={"episodes": "0:9"}, num_workers=0)
-    with pytest.raises(UsageError, match="was made by choosing episodes and rows alone"):
+    with pytest.raises(UsageError, match="was made only by choosing episodes and rows"):
         preprocess(folder / "cartpole", dest=tmp_path / "again", replay=tmp_path / "made", num_workers=0)
-    with pytest.raises(UsageError, match="--replay-filters is about --replay"):
+    with pytest.raises(UsageError, match="--replay-filters needs --replay"):
         preprocess(folder / "cartpole", dest=tmp_path / "x", operations={"select": "action"}, replay_filters=True)
     shown = show_pipeline(replay=folder / "made", replay_filters=True)
     (tmp_path / "prep.toml").write_text(shown.text)
@@ -632,7 +632,9 @@ def test_without_what_a_step_achieves_the_field_before_it_is_named(goals: Path, 
     rbtool.preprocess(
         goals / "source", dest=tmp_path / "in", operations={"exclude": ["next.observation.achieved_goal"]}
     )
-    with pytest.raises(UsageError, match=r"'next\.observation\.achieved_goal', what a step achieves, is not") as raised:
+    with pytest.raises(
+        UsageError, match=r"no 'next\.observation\.achieved_goal', the goal that a step achieved"
+    ) as raised:
         rbtool.preprocess(tmp_path / "in", f"{goals}/her.py:relabel", tmp_path / "out", hindsight="final")
     assert "--achieved-goal-key observation.achieved_goal" in str(raised.value.hint)
 

@@ -53,7 +53,7 @@ def test_without_such_an_operation_nobody_chooses():
 @pytest.mark.parametrize(
     ("operations", "words"),
     [
-        ({"filter": "lenght > 3"}, "names 'lenght', which is not there; did you mean 'length'"),
+        ({"filter": "lenght > 3"}, "names 'lenght', which does not exist; did you mean 'length'"),
         ({"filter": "length"}, "compares 'length', which is neither true nor false, with nothing"),
         ({"filter": "has_seed and not seed"}, "compares 'seed'"),
         ({"filter": "1"}, "expected a comparison"),
@@ -111,7 +111,7 @@ def test_names_of_rows(rows, do, condition, rows_left):
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        ("observation > 1", "names 'observation', which is not there; did you mean 'observation.count'"),
+        ("observation > 1", "names 'observation', which does not exist; did you mean 'observation.count'"),
         ("observation.position > 1", r"observation.position has \[3\] numbers a row"),
         ("observation.position[3] > 1", r"observation.position\[3\], and"),
         ("observation.count[0] > 1", "has one number a row"),
@@ -200,8 +200,8 @@ def test_conditions_hold_where_they_should(text: str, expected: list[int]) -> No
         ("(length > 1", r"expected '\)', found the end"),
         ("length > 1)", r"found '\)'"),
         ("and", "found 'and' at character 1"),
-        ("length.real > 1", "names 'length.real', which is not there"),
-        ("lenght > 1", "names 'lenght', which is not there; did you mean 'length'"),
+        ("length.real > 1", "names 'length.real', which does not exist"),
+        ("lenght > 1", "names 'lenght', which does not exist; did you mean 'length'"),
         ("observation[-1] > 1", r"found '\['"),
         ("1.2.3 > 1", "found '1'"),
         ("1", "expected a comparison, found the end"),

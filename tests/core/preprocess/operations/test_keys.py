@@ -78,7 +78,7 @@ def test_the_length_of_a_text_goes_with_it(rows, work):
         ({"rename": "action=next.action"}, "stay apart"),
         ({"rename": "action=a..b"}, "not a valid field name"),
         ({"rename": "action=shape"}, "tensordict keeps 'shape'"),
-        ({"rename": "next.observation=next.state"}, "has to stay like it"),
+        ({"rename": "next.observation=next.state"}, "must change with it"),
         ({"exclude": "done"}, "mark where episodes end"),
         ({"exclude": "next"}, "mark where episodes end"),
         ({"cast": "state=float32", "cat": "state=observation.position"}, "cat makes only after it"),
@@ -180,7 +180,7 @@ def test_flatten_makes_one_vector_and_leaves_the_root_alone(rows, do):
     assert found["goal"].shape == (3, 2)
     assert found["observation"].shape == (3, 4)
     made = rows([2], **{"observation.count": np.array([2**40 + 1, 1]), "next.observation.count": np.array([1, 2])})
-    with pytest.raises(ResultRefused, match="1099511627777 of 'observation' need not be exact in float32"):
+    with pytest.raises(ResultRefused, match="1099511627777 of 'observation' may not be exact in float32"):
         do(made, cast="observation.position=float32", flatten=True)
 
 
@@ -195,9 +195,9 @@ def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
     fields, block = rows([3], **parts)
     roles = {"mission": "text", "mission_length": "info"}
     made = tuple(replace(f, role=roles.get(f.key[-1], f.role) if len(f.key) > 1 else f.role) for f in fields), block
-    with pytest.raises(UsageError, match=r"a group in which observation.mission would stay behind") as caught:
+    with pytest.raises(UsageError, match=r"a group in which observation.mission would remain") as caught:
         do(made, flatten=True)
-    assert caught.value.hint == f"add --rename observation.mission={renamed}, too"
+    assert caught.value.hint == f"add --rename observation.mission={renamed}"
     found = do(made, rename=f"observation.mission={renamed}", flatten=True)
     assert (found["observation"].shape, found[f"next.{renamed}"].shape) == ((3, 4), (3, 8))
 

@@ -102,7 +102,7 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
         ("[[operations]]\n", "'operations', which is unknown; did you mean 'operation'"),
         ("operation = 3", "has no operations"),
         ("[[operation]]\n", "operation 1 has no name"),
-        ("[[operation]]\nname = 'casst'\n", "operation 1 is 'casst', which is none; did you mean 'cast'"),
+        ("[[operation]]\nname = 'casst'\n", "operation 1 is 'casst', which does not exist; did you mean 'cast'"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\n", r"operation 1 \(cast\) lacks 'dtype'"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtpe = 'x'\n", r"\(cast\) has 'dtpe', .* did you mean 'dtype'"),
         ("[[operation]]\nname = 'cast'\nkey = 'a'\ndtype = 3\n", r"\(cast\) has dtype = 3, expected a text"),
@@ -110,7 +110,7 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
         ("[[operation]]\nname = 'select'\nkeys = 'a'\n", "keys = 'a', expected a list of texts"),
         ("[[operation]]\nname = 'n-step'\nn = 2.5\ngamma = 1\n", "n = 2.5, expected a whole number"),
         ("[[operation]]\nname = 'n-step'\nn = true\ngamma = 1\n", "n = True, expected a whole number"),
-        ("[[operation]]\nname = 'flatten'\nkey = 'a'\n", "'key', which it does not know"),
+        ("[[operation]]\nname = 'flatten'\nkey = 'a'\n", "'key', which is unknown"),
         ("[[operation]]\nname = 'where'\ncondition = 'a >'\n", "is not understood"),
         ("[[operation]]\nname = 'flatten'\n[[operation]]\nname = 'episodes'\nnumbers = '0'\n", "comes after flatten"),
         (
@@ -154,7 +154,7 @@ def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
         (({"select": "a"}, "p.toml"), "operations and pipeline are set"),
         ((None, "p.toml", "m.json"), "pipeline and replay are set"),
         (({"sellect": "a"},), "no operation 'sellect'; did you mean 'select'"),
-        (({"select": 3},), "expected a text or a list of them"),
+        (({"select": 3},), "expected a text or a list of texts"),
         (({"rename": "ab"},), "it is written old=new"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_pipeline_uses_an_operation_of_another_package(tmp_path: Path, monkeyp
 
 def test_without_the_package_the_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = installed(tmp_path, monkeypatch, "other = scale_reward:ScaleReward")
-    with pytest.raises(UsageError, match="'scale-reward', which is none"):
+    with pytest.raises(UsageError, match="'scale-reward', which does not exist"):
         pipeline_program(pipeline)
 
 

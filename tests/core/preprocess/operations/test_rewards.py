@@ -148,7 +148,7 @@ def test_arguments_that_make_no_sense(rows, do, operations, words):
 def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
     fields, block = rows([2])
     bare = tuple(field for field in fields if field.key != ("next", "reward"))
-    with pytest.raises(UsageError, match=r"needs next\.reward, which is not there"):
+    with pytest.raises(UsageError, match=r"needs next\.reward, which does not exist"):
         do((bare, block), **operations)
 
 
