@@ -12,6 +12,7 @@ import copyreg
 import functools
 import hashlib
 import importlib
+import json
 import os
 import pickle
 import shlex
@@ -43,7 +44,7 @@ import numpy as np
 from ..engine.tasks import error_text
 from ..errors import UsageError, WrongKindError, did_you_mean
 from ..format import fs
-from ..format.files import digest_file, read_regular
+from ..format.files import digest_bytes, digest_file, read_regular
 from ..ted.schema import Field
 from .processor import Context, LoadedProcessor, Processor, Unit
 
@@ -332,6 +333,21 @@ class ModuleFunction(ChunkFunction):
             ) from error
         return _attribute(module, self.name, f"module {self.module}")
 
+    def fingerprint(self) -> str:
+        """A digest of the source files of the module and of the modules that it imports from its own package.
+
+        No module is run. The digest is empty for modules of Python and of installed packages.
+        """
+        top = self.module.partition(".")[0]
+        here = PathFinder.find_spec(top, [str(self.folder)])
+        found = here if here is not None and here.loader is not None else PathFinder.find_spec(top) or here
+        places = [*(found.submodule_search_locations or ()), found.origin] if found is not None else []
+        if not places or _in_packages(str(places[0])) or top in sys.stdlib_module_names:
+            return ""
+        reached = reached_modules([self.module], Path(str(places[0])).parent)
+        own = {name: digest_file(file) for name, file in reached.items() if name.partition(".")[0] == top}
+        return digest_bytes(json.dumps(own).encode())
+
     def _hint(self, error: Exception) -> str:
         """How to import a module that is missing but exists in the same folder; empty for other errors."""
         missed = error.name if isinstance(error, ModuleNotFoundError) else None
@@ -567,15 +583,18 @@ def imported_modules(path: Path) -> dict[str, Path]:
     No module is run. Statements inside functions count too. Names are looked up in that folder only, as if it were
     first on the import path. Modules that are imported without a statement are not found.
     """
-    folder, found, left = path.parent, {}, [(path, "")]
-    looked_up: dict[str, ModuleSpec | None] = {}
+    return reached_modules(_imports_of(path, ""), path.parent)
+
+
+def reached_modules(names: Iterable[str], folder: Path) -> dict[str, Path]:
+    """Return the modules below a folder that the import of some modules reaches, directly or indirectly, by name."""
+    found: dict[str, Path] = {}
+    left, looked_up = list(names), dict[str, ModuleSpec | None]()
     while left:
-        file, package = left.pop()
-        for name in _imports_of(file, package):
-            for spec in _resolve(name, folder, looked_up):
-                if spec.origin is not None and spec.name not in found:
-                    found[spec.name] = Path(spec.origin)
-                    left.append((found[spec.name], spec.parent or ""))
+        for spec in _resolve(left.pop(), folder, looked_up):
+            if spec.origin is not None and spec.name not in found:
+                found[spec.name] = Path(spec.origin)
+                left += _imports_of(found[spec.name], spec.parent or "")
     return dict(sorted(found.items()))
 
 

@@ -131,7 +131,7 @@ class RecordEpisodes(gymnasium.Wrapper[_Obs, _Act, _Obs, _Act], RecordConstructo
         return self.recorder.finish()
 
     def close(self) -> None:
-        """Close the environment. An unfinished recording stays as it is, and can be resumed."""
+        """Close the environment. An unfinished recording keeps its complete episodes, and can be resumed."""
         self.recorder.close()
         super().close()
 
@@ -340,7 +340,7 @@ class RecordVectorEpisodes(VectorWrapper):
         return self.recorder.finish()
 
     def close(self, **kwargs: Any) -> None:
-        """Close the environments. An unfinished recording stays as it is, and can be resumed."""
+        """Close the environments. An unfinished recording keeps its complete episodes, and can be resumed."""
         if hasattr(self, "recorder"):  # gymnasium 1.2 also closes an object whose constructor has raised
             self.recorder.close()
         super().close(**kwargs)

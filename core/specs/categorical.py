@@ -148,9 +148,13 @@ class Categorical(CategoriesSpec):
         return CategoricalBox(self._n)
 
     def _takes(self, box: Any) -> bool:
-        if isinstance(box, CategoricalBox):
-            self._n = box.n
-        return isinstance(box, CategoricalBox)
+        if not isinstance(box, CategoricalBox):
+            return False
+        if box.n == -1 and self._mask is None:
+            self._n = -1
+        else:
+            self.set_provisional_n(box.n)
+        return True
 
     # Values ----------------------------------------------------------------------------------------
 

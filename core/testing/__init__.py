@@ -1,1 +1,1 @@
-"""Test suites for the contracts, such as `SamplerTests`, and data for tests, shared by rbtool and its plug-ins."""
+"""Test suites for the contracts, such as `SamplerTests`, and data for tests, used by rbtool and by plug-ins."""

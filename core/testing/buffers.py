@@ -1,4 +1,4 @@
-"""What every buffer must do: subclass `BufferTests` and implement `make`; pytest runs the rest."""
+"""The test suite for buffers. To run it, subclass `BufferTests` and implement `make`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def numbered(content: str, numbers: torch.Tensor) -> Any:
 
 
 class BufferTests(ABC):
-    """The contract of `ReplayBuffer`: empty, partly filled, exactly full and wrapped around.
+    """The contract of `ReplayBuffer`, on buffers that are empty, partly filled, exactly full and wrapped around.
 
     `make` returns an empty buffer of twelve rows, with three lanes if `ndim` is 2. The tests write
     `numbered(content, 100 * lane + row)` as element `(lane, row)`.
@@ -214,7 +214,7 @@ class BufferTests(ABC):
         assert isinstance(error_of(partial(buffer.write_all, self.batch(0, 8))), IndexError)
         assert self.holds(buffer, 7)
 
-    def test_emptied_and_filled_again(self) -> None:
+    def test_it_can_be_emptied_and_filled_again(self) -> None:
         for _, buffer in self.filled():
             buffer.empty()
             assert (len(buffer), buffer.write_count, buffer.writer.cursor) == (0, 0, 0)
@@ -270,7 +270,7 @@ class BufferTests(ABC):
 
 
 def moved(one: Any, other: Any, way: str, path: str | os.PathLike[str]) -> Any:
-    """Take the state of a buffer over to another one, by a dictionary if `way` is "state", else by a folder."""
+    """Load the state of a buffer into another one, through a dictionary if `way` is "state", else through a folder."""
     if way == "state":
         other.load_state_dict(one.state_dict())
     else:

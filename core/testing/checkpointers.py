@@ -1,4 +1,4 @@
-"""What every checkpointer must do: subclass `CheckpointerTests` and implement `make`; pytest runs the rest."""
+"""The test suite for checkpointers. To run it, subclass `CheckpointerTests` and implement `make`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rows import error_of
 
 CAPACITY = 6
 _FEW_BYTES = 64
-"""The file-size limit under which a write is made to fail."""
+"""The limit of file sizes with which a write is made to fail."""
 
 
 def is_bitwise_equal(one: Any, other: Any) -> bool:
@@ -48,7 +48,7 @@ def is_bitwise_equal(one: Any, other: Any) -> bool:
 class CheckpointerTests(ABC):
     """The contract of `StorageCheckpointerBase`. `make` returns a new checkpointer.
 
-    A suite for other data than tensordicts also overrides `storage` and `rows`.
+    A suite for data other than tensordicts also overrides `storage` and `rows`.
     """
 
     hooks = True
@@ -102,7 +102,7 @@ class CheckpointerTests(ABC):
             saved.dumps(tmp_path / str(count))
             self.assert_loads(tmp_path / str(count), saved, self.storage())
 
-    def test_rows_that_were_there_are_replaced(self, tmp_path: Path) -> None:
+    def test_old_rows_are_replaced(self, tmp_path: Path) -> None:
         saved = self.filled(3)
         saved.dumps(tmp_path / "saved")
         self.assert_loads(tmp_path / "saved", saved, self.filled(CAPACITY + 1, first=40))
@@ -112,7 +112,7 @@ class CheckpointerTests(ABC):
         saved.dumps(tmp_path / "saved")
         self.assert_loads(tmp_path / "saved", saved, self.storage(2 * CAPACITY))
 
-    def test_a_storage_that_is_too_small_is_left_as_it_is(self, tmp_path: Path) -> None:
+    def test_a_storage_that_is_too_small_is_unchanged(self, tmp_path: Path) -> None:
         self.filled(CAPACITY).dumps(tmp_path / "saved")
         small = self.filled(2, CAPACITY - 2, first=40)
         rows, cursor = _copied(small[:]), last_row(small.last_cursor)
@@ -189,7 +189,7 @@ class CheckpointerTests(ABC):
         loaded.loads(tmp_path / "saved")
         assert len(loaded) == 0
 
-    def test_what_is_no_checkpoint_of_its_own_is_refused(self, tmp_path: Path) -> None:
+    def test_other_folders_are_refused(self, tmp_path: Path) -> None:
         storage = self.filled(3)
         assert isinstance(error_of(partial(storage.loads, tmp_path / "nothing")), DatasetNotFoundError)
         (tmp_path / "other").mkdir()
@@ -222,7 +222,7 @@ class CheckpointerTests(ABC):
         loaded.loads(tmp_path / "second")
         assert len(list(descriptors.iterdir())) == before
 
-    def test_hooks_change_what_is_written_and_what_is_read(self, tmp_path: Path) -> None:
+    def test_hooks_change_the_written_and_the_read_rows(self, tmp_path: Path) -> None:
         if not self.hooks:
             return
         rows = self.filled(4)[:]

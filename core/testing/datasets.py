@@ -102,7 +102,7 @@ def write_pieces(
 
 
 def write_packed(source: Path, folder: Path, *compressed: str) -> Manifest:
-    """Write a dataset again in layout `packed`, at `folder`, which must not exist; `observation=zstd` compresses."""
+    """Copy a dataset to layout `packed`, at `folder`, which must not exist. `observation=zstd` compresses a leaf."""
     with open_steps(source) as reader:
         step = provenance_step("write_packed", {}, {"content_digest": reader.manifest.content_digest})
         origin = Origin.of(reader.manifest, reader.documents())
@@ -111,15 +111,15 @@ def write_packed(source: Path, folder: Path, *compressed: str) -> Manifest:
 
 
 def write_mixture(path: Path, *datasets: Path) -> Path:
-    """Write a mixture file of datasets that are drawn equally often."""
+    """Write a mixture file of datasets with equal weights."""
     write_file(path, Mixture(dataset=tuple(Member(path=str(one), weight=1.0) for one in datasets)).text().encode())
     return path
 
 
 Presence: TypeAlias = Literal["absent", "zero", "set"]
-"""Root flags and root reward: no such field, a field of zeros, or a field with values."""
+"""For root flags and the root reward: no field, a field of zeros, or a field with values."""
 Kind: TypeAlias = Literal["state", "root", "after", "unlike"]
-"""Where a leaf is: at the root and under `next`, at the root only, under `next` only, or at both with other dtypes."""
+"""The places of a leaf: root and `next`, root only, `next` only, or root and `next` with different dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +166,9 @@ _DOCUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class DatasetPlan:
-    """What to write: an episode for each item of `lengths`, `endings` and `jumps`.
+    """A plan of a dataset, with an episode for each item of `lengths`, `endings` and `jumps`.
 
-    In an episode that jumps, the `next` observation of one row differs from the observation of the following row.
+    In an episode that jumps, the next observation of one row differs from the observation of the following row.
     """
 
     lengths: tuple[int, ...]
@@ -257,7 +257,7 @@ def _join(columns: dict[Key, Array], key: Key, draw: np.random.Generator) -> Non
 
 
 def _tear(after: Array, row: int) -> None:
-    """Flip the highest bit of one number; for a zero that is only its sign."""
+    """Flip the highest bit of one number. If the number is 0.0, this only changes its sign."""
     bits = after[row : row + 1].reshape(-1).view(np.uint8)
     if bits.size:
         bits[-1] ^= 1 if after.dtype == np.bool_ else 0x80
@@ -321,5 +321,5 @@ def dataset_plans(draw: st.DrawFn, max_episodes: int = 5, max_length: int = 6) -
 
 
 def _names_reward(leaves: tuple[PlannedLeaf, ...]) -> bool:
-    """Return whether `reward` is a nest at the root, and so cannot be a leaf, too."""
+    """Return whether `reward` is a nest at the root, so that it cannot be a leaf."""
     return any(leaf.key[0] == "reward" for leaf in leaves)

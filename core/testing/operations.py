@@ -1,4 +1,4 @@
-"""What every operation must do: subclass `OperationTests` and implement `operation`; pytest runs the rest."""
+"""The test suite for operations of `preprocess`. To run it, subclass `OperationTests` and implement `operation`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LENGTHS = (5, 1, 7, 4)
 
 
 def sample_block(lengths: Sequence[int] = _LENGTHS) -> tuple[tuple[Field, ...], Block]:
-    """Return fields and rows of episodes of these lengths: observation, action, reward, flags and episode.
+    """Return fields and rows of episodes with these lengths: observation, action, reward, flags and episode.
 
-    Episodes end terminated and truncated in turn; all values differ.
+    Every other episode is terminated, the rest are truncated. All values differ.
     """
     rng, rows = np.random.default_rng(0), sum(lengths)
     before = rng.normal(size=(rows + 1, 3)).astype(np.float32)
@@ -52,7 +52,7 @@ class OperationTests(ABC):
         """Return the operation; every call must return an equal one."""
 
     def rows(self) -> tuple[tuple[Field, ...], Block]:
-        """Return the fields and rows to apply it to, in whole episodes; every call must return the same values."""
+        """Return fields and rows for the operation, in whole episodes. Every call must return the same values."""
         return sample_block()
 
     def test_equal_arguments_make_an_equal_operation(self) -> None:
@@ -81,7 +81,7 @@ class OperationTests(ABC):
         other = self._processor()
         _require_equal(self._applied(other, self._read(other)), first)
 
-    def test_the_rows_given_stay_as_they_are(self) -> None:
+    def test_the_given_rows_are_unchanged(self) -> None:
         processor = self._processor()
         given = self._read(processor)
         self._applied(processor, given)

@@ -1,4 +1,4 @@
-"""What every reader must do: subclass `ReaderTests` and implement its abstract methods; pytest runs the rest."""
+"""The test suite for readers. To run it, subclass `ReaderTests` and implement its abstract methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .rows import error_of
 
 
 def joined(pieces: Iterable[Piece], facts: SourceFacts) -> dict[int, dict[Key, Array]]:
-    """Join the pieces of each episode to columns, flags included."""
+    """Join the pieces of each episode to columns, including the flags."""
     found: dict[int, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.episode, []).append(piece)
@@ -86,7 +86,7 @@ class ReaderTests(ABC):
         for other in (tmp_path, tmp_path / "file", tmp_path / "nothing", tmp_path / "data" / "metadata.json"):
             assert not recognises(other)
 
-    def test_facts_are_those_of_the_pieces(self) -> None:
+    def test_facts_match_the_pieces(self) -> None:
         with self.open() as reader:
             facts, pieces = reader.facts(), list(reader.pieces())
         assert facts.steps == sum(map(len, pieces))
@@ -105,7 +105,7 @@ class ReaderTests(ABC):
         assert [piece.last for piece in pieces] == [old != new for old, new in pairwise([*numbers, None])]
         assert all(len(piece) for piece in pieces)
 
-    def test_how_episodes_are_cut_does_not_matter(self) -> None:
+    def test_the_cuts_between_pieces_do_not_matter(self) -> None:
         with self.open() as whole, self.with_small_pieces() as cut:
             facts = whole.facts()
             one, other = joined(whole.pieces(), facts), joined(cut.pieces(), facts)
@@ -114,7 +114,7 @@ class ReaderTests(ABC):
             for key, array in columns.items():
                 assert array.tobytes() == other[number][key].tobytes()
 
-    def test_chosen_episodes_are_those_and_no_others(self) -> None:
+    def test_only_chosen_episodes_are_read(self) -> None:
         with self.open() as reader:
             numbers = list(reader.facts().episode_numbers)
             chosen = reader.facts([(numbers[1], numbers[1] + 1), (numbers[-1], None)])
@@ -125,12 +125,12 @@ class ReaderTests(ABC):
         assert list(some) == [numbers[-1]]
         assert all(every[numbers[-1]][key].tobytes() == array.tobytes() for key, array in some[numbers[-1]].items())
 
-    def test_an_episode_that_is_not_there_is_refused(self) -> None:
+    def test_an_unknown_episode_is_refused(self) -> None:
         with self.open() as reader:
             beyond = max(reader.facts().episode_numbers) + 1
             assert isinstance(error_of(lambda: reader.facts([(beyond, beyond + 1)])), UsageError)
 
-    def test_the_table_is_that_of_a_conversion(self, tmp_path: Path) -> None:
+    def test_the_table_matches_a_conversion(self, tmp_path: Path) -> None:
         with self.with_small_pieces() as reader:
             facts, table = reader.facts(), reader.episode_table()
             _written(reader.pieces(), facts, tmp_path / "built")
@@ -163,7 +163,7 @@ class ReaderTests(ABC):
                     key: array.tobytes() for key, array in again[number].items()
                 }
 
-    def test_what_was_given_stays_as_it_is_when_more_is_read(self) -> None:
+    def test_earlier_pieces_are_unchanged_when_more_is_read(self) -> None:
         with self.with_small_pieces() as reader:
             for parts in (reader.pieces(), reader.blocks()):
                 held, then = [], []
@@ -205,7 +205,7 @@ class ReaderTests(ABC):
             for _ in reader.pieces():
                 pass
 
-    def test_digests_tell_the_state_of_the_source(self) -> None:
+    def test_digests_describe_the_state_of_the_source(self) -> None:
         with self.open() as one, self.open() as other:
             assert one.digests() == other.digests()
             assert one.digests()

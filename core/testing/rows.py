@@ -1,4 +1,4 @@
-"""Rows of every kind of data for tests of storages and writers, comparisons of rows, and the error that a call raises.
+"""Helpers for the suites of storages and writers: rows of every kind of data, comparisons, and errors of calls.
 
 Nothing here depends on pytest.
 """
@@ -56,7 +56,7 @@ class MarkRecorder:
 
 
 def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
-    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree") that show their numbers."""
+    """Make rows of a kind of data ("tensor", "tensordict", "nested tensordict", "pytree") from their numbers."""
     shape = (len(rows), LANES)[:ndim]
     numbers = torch.tensor(rows, dtype=torch.int64).reshape(-1, *[1] * (ndim - 1)).expand(shape) * 4
     wide = torch.stack([numbers, numbers + 1], -1).double() + 0.5
@@ -70,7 +70,7 @@ def sample_rows(kind: str, rows: list[int], ndim: int = 1) -> Any:
 
 
 def spoiled(kind: str, ndim: int) -> Iterator[Any]:
-    """Yield pairs of rows in which one tensor is too wide, for each tensor in turn."""
+    """Yield two rows once for each tensor in them, with this tensor too wide."""
     rows = sample_rows(kind, [50, 51], ndim)
     structure = tree_spec_of(rows, ndim)
     leaves = structure.flatten(rows)
@@ -97,7 +97,7 @@ KINDS = ("tensor", "tensordict", "nested", "tree")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of data, the number of dimensions of the storage, and how many rows are written before a test."""
+    """A kind of data, the number of dimensions of the storage, and its fill level before a test."""
 
     kind: str
     ndim: int
@@ -116,7 +116,7 @@ class Case:
 
 
 def paired(kinds: tuple[str, ...], ndims: tuple[int, ...], fills: Iterable[str]) -> list[tuple[str, int, str]]:
-    """Combine kinds of data, numbers of dimensions and fill levels so that each pair occurs: half of the product."""
+    """Return half of the combinations of kinds of data, numbers of dimensions and fill levels: each pair occurs."""
     every = list(product(enumerate(kinds), enumerate(ndims), enumerate(fills)))
     few = min(len(kinds), len(ndims)) < 2
     return [(a, b, c) for (one, a), (two, b), (three, c) in every if few or (one + two + three) % 2 == 0]
@@ -182,7 +182,7 @@ def layout_of(data: Any) -> Any:
 
 
 def widened(data: Any) -> Any:
-    """Make the last dimension of one leaf longer, so that it does not fit any more."""
+    """Return a copy in which the last dimension of one leaf is longer, so that it no longer fits the storage."""
     if isinstance(data, torch.Tensor):
         return torch.cat([data, data[..., :1]], -1)
     copied = data.copy()

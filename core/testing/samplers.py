@@ -1,4 +1,4 @@
-"""What every sampler must do: subclass `SamplerTests` and implement `make`; pytest runs the rest."""
+"""The test suites for samplers. To run one, subclass `SamplerTests` or `EpochSamplerTests` and implement `make`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Closed(TensorStorage):
     """A storage whose rows cannot be read."""
 
     def read_at(self, index: Any) -> Any:
-        raise AssertionError("the sampler says that it reads no rows")
+        raise AssertionError("a sampler with reads_rows=False has read rows")
 
 
 class SamplerTests(ABC):
@@ -131,7 +131,7 @@ class SamplerTests(ABC):
         drawn[0].zero_()  # type: ignore[union-attr]
         assert torch.equal(drawn[1], self.drawn(5, 3)[1])  # type: ignore[arg-type]
 
-    def test_state_goes_round(self) -> None:
+    def test_state_is_restored(self) -> None:
         storage = self.storage()
         for drawn, way in product((0, 1, 4), ("state", "folder", "pickle")):
             sampler, other = self.make(), self.make()
@@ -165,7 +165,7 @@ class SamplerTests(ABC):
         again.generator = other.generator
         assert torch.equal(again.sample(storage, 16)[0], self.drawn(3, 2)[1])  # type: ignore[arg-type]
 
-    def test_emptied_it_forgets(self) -> None:
+    def test_emptying_resets_the_state(self) -> None:
         sampler = self.make()
         sampler.sample(self.storage(), 16)
         sampler.empty()
@@ -186,8 +186,6 @@ class SamplerTests(ABC):
             found.add(sampler.ran_out)
         assert (True in found) is sampler.has_epochs
         assert bool(type(sampler).replacement) is not sampler.has_epochs
-
-    # In a buffer -----------------------------------------------------------------------------------
 
     def test_batches_of_a_buffer_are_the_rows_at_their_index(self) -> None:
         buffer = self.buffer()

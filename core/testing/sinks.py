@@ -1,4 +1,4 @@
-"""What every export format must do: subclass `SinkTests` and implement its abstract methods; pytest runs the rest."""
+"""The test suite for export formats. To run it, subclass `SinkTests` and implement its abstract methods."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SinkTests(ABC):
             fs.write_file(path / "notes.txt", b"mine")
             assert not self.sink().made(path)
 
-    def test_it_writes_the_target_alone(self, tmp_path: Path) -> None:
+    def test_it_only_writes_the_target(self, tmp_path: Path) -> None:
         with self.chosen(tmp_path).reader as reader:
             path, _ = self.exported(Chosen(reader, np.array(ROWS)), tmp_path / "out")
             reader.verify_files()
@@ -93,7 +93,7 @@ class SinkTests(ABC):
             path, _ = self.exported(Chosen(reader, np.array(ROWS)), tmp_path / "out")
             assert [name for name in _open_files() if name.startswith(str(path))] == []
 
-    def test_a_target_that_is_there_is_left_alone(self, tmp_path: Path) -> None:
+    def test_an_existing_target_is_unchanged(self, tmp_path: Path) -> None:
         fs.write_file(tmp_path / "there", b"mine")
         with self.chosen(tmp_path).reader as reader:
             sink = self.sink()(Chosen(reader, np.array(ROWS)), "test")

@@ -1,9 +1,9 @@
-"""What every slice sampler must do: subclass `SliceSamplerTests` and implement `make`; pytest runs the rest.
+"""The test suite for slice samplers. To run it, subclass `SliceSamplerTests` and implement `make`.
 
-The suite compares samplers with `RingModel`, which shares no code with them. It receives the same writes as a buffer
-and remembers, slot by slot, what was written and when. Two rows follow each other if they lie next to each other in
-the ring, were written one right after the other, and the signal marks no end of an episode between them.
-`legal_slices` lists what may be drawn from such runs, each with its exact probability.
+The suite compares samplers with `RingModel`, which shares no code with them. The model receives the same writes as a
+buffer, and stores for each slot which step was written and when. Two rows are consecutive if they are neighbours in the
+ring, were written directly one after the other, and the signal marks no end of an episode between them. `legal_slices`
+lists the slices that may be drawn from such runs, each with its exact probability.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from ..storages.lazy_tensor import LazyTensorStorage
 from .rows import error_of
 
 Signal: TypeAlias = Literal["ids", "done", "either"]
-"""What separates episodes: trajectory ids, the done flag, or one of several flags."""
+"""The signal that separates episodes: trajectory ids, the done flag, or one of several flags."""
 
 SIGNALS: tuple[Signal, ...] = ("ids", "done", "either")
 
 Coordinates: TypeAlias = tuple[int, ...]
-"""Where an element is: slot, and lane if there are several lanes."""
+"""The place of an element: its slot, and its lane if there are several."""
 
 Slice: TypeAlias = tuple[Coordinates, ...]
 
@@ -68,9 +68,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """The arguments of a slice sampler that decide which slices are legal; see `SliceSampler`.
+    """The arguments of a slice sampler that decide which slices are legal, see `SliceSampler`.
 
-    With `by_priority`, a trajectory may lack as many steps as the right span, as for a `PrioritizedSliceSampler`.
+    With `by_priority`, as for a `PrioritizedSliceSampler`, a trajectory may be shorter than a slice by the right span.
     """
 
     slice_len: int
@@ -82,7 +82,7 @@ class Slicing:
 
 
 class RingModel:
-    """The slots of a ring: which step is in each, and when it was written, as a running number of rows.
+    """A model of a ring: for each slot, its step and the time of writing, which counts rows.
 
     slot   0   1   2   3   4        capacity 5, seven rows written: the cursor is at slot 2
     time   5   6   2   3   4        slots 1 and 2 are neighbours, but 6 + 1 != 2: no episode continues there
@@ -184,10 +184,11 @@ def expected_marks(model: RingModel, drawn: Sequence[Slice]) -> dict[str, list[b
 
 
 def assert_drawn_as_expected(drawn: Mapping[Slice, int], chances: Mapping[Slice, Fraction]) -> None:
-    """Compare drawn slices with their exact probabilities.
+    """Compare the counts of drawn slices with their exact probabilities.
 
-    No other slices may be drawn, every slice must be drawn, and the counts must pass a chi-square test whose bound is
-    exceeded by chance once in a million times. With fixed seeds the outcome is always the same.
+    Only legal slices may be drawn, and every legal slice must be drawn, unless it is too rare. The counts must pass a
+    chi-square test whose bound is exceeded by chance once in a million times. With a fixed seed, the result is always
+    the same.
     """
     foreign = set(drawn) - set(chances)
     assert not foreign, f"drawn, but not legal: {sorted(foreign)[:3]}"
@@ -210,9 +211,6 @@ def _bound(freedom: int) -> float:
         return 1e-9
     width = 2 / (9 * freedom)
     return freedom * float(1 - width + 4.76 * math.sqrt(width)) ** 3 + 1
-
-
-# Data ------------------------------------------------------------------------------------------------
 
 
 def episodes(
@@ -376,7 +374,7 @@ def cut(index: Any, info: dict[Any, Any]) -> list[Slice]:
 def situation(
     name: str, contents: str, sampler: Sampler | None = None, lanes: int = 1, ndim: int = 1, slots: int = _CAPACITY
 ) -> Twin:
-    """Make a twin filled as one of the `SITUATIONS` with one of the `CONTENTS`."""
+    """Make a twin and fill it for one of the `SITUATIONS`, with one of the `CONTENTS`."""
     lengths, endings = CONTENTS[contents]
     ids = (0, 1) if name == "re-used ids" else None
     plenty = [
@@ -411,7 +409,7 @@ class SliceSamplerTests(ABC):
     """Whether a trajectory may be drawn again before all others have been drawn."""
 
     uniform_over: Literal["episode", "step"] = "episode"
-    """What has equal probabilities by default: trajectories or starts of slices."""
+    """The unit that is drawn with equal probabilities by default: trajectories, or starts of slices."""
 
     @abstractmethod
     def make(self, **options: Any) -> Sampler:
@@ -434,7 +432,7 @@ class SliceSamplerTests(ABC):
             twin = self.twin(ndim=ndim)
             assert set(self.slices(twin, 40)) <= set(twin.legal("done", Slicing(2)))
 
-    def test_an_index_is_a_tensor_a_dimension(self) -> None:
+    def test_an_index_has_a_tensor_for_each_dimension(self) -> None:
         for ndim in (1, 2):
             twin = self.twin(ndim=ndim, strict_length=False, batched=True)
             index, _ = twin.sample(6)
@@ -448,12 +446,12 @@ class SliceSamplerTests(ABC):
         for twin in (merged, *(self.twin(ndim=ndim, strict_length=False) for ndim in (1, 2))):
             for _ in range(6):
                 drawn, info = twin.draw(6)
-                said = {"is_init": info["is_init"]} | {
+                marks = {"is_init": info["is_init"]} | {
                     name: info["next", name] for name in ("truncated", "terminated", "done")
                 }
                 steps = sum(map(len, drawn))
-                assert {name: value.shape for name, value in said.items()} == dict.fromkeys(said, (steps, 1))
-                found = {name: value.flatten().tolist() for name, value in said.items()}
+                assert {name: value.shape for name, value in marks.items()} == dict.fromkeys(marks, (steps, 1))
+                found = {name: value.flatten().tolist() for name, value in marks.items()}
                 assert found == expected_marks(twin.model, drawn)
 
     def test_batches_can_have_a_row_for_each_slice(self) -> None:
@@ -513,13 +511,13 @@ class SliceSamplerTests(ABC):
             seen.update("one" if len(part) == 1 else "two" for part in drawn)
         assert seen["two"]
 
-    def test_what_cannot_be_divided_is_a_runtime_error(self) -> None:
+    def test_an_indivisible_batch_size_is_a_runtime_error(self) -> None:
         error = error_of(partial(self.twin().draw, 7))
         assert isinstance(error, RuntimeError)
         assert "7" in str(error)
         assert "2" in str(error)
 
-    def test_one_measure_of_slices_is_given(self) -> None:
+    def test_exactly_one_size_of_slices_must_be_given(self) -> None:
         for options in ({}, {"slice_len": 2, "num_slices": 3}):
             error = error_of(partial(self.make, **options))
             assert isinstance(error, TypeError)
@@ -553,7 +551,7 @@ class SliceSamplerTests(ABC):
         other.buffer.set_sampler(again)
         assert set(other.draw(4)[0]) <= set(other.legal("done", Slicing(2)))
 
-    def test_slices_come_as_often_as_they_should(self) -> None:
+    def test_slices_have_their_exact_probabilities(self) -> None:
         twin, rule = self.twin(), Slicing(2, weight=self.uniform_over)
         if self.replacement:
             twin.buffer.set_rng(torch.Generator().manual_seed(11))

@@ -1,4 +1,4 @@
-"""What every source must do: subclass `SourceTests` and implement `source`; pytest runs the rest."""
+"""The test suite for sources. To run it, subclass `SourceTests` and implement `source`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SourceTests(ABC):
             assert source.remote
             assert source.key
 
-    def test_ids_are_sorted_and_alike_each_time(self) -> None:
+    def test_ids_are_sorted_and_reproducible(self) -> None:
         with self.source() as source:
             found = source.ids()
             assert found.ids
@@ -56,11 +56,11 @@ class SourceTests(ABC):
             assert file.size is None or file.size >= 0
             assert file.checksum is None or file.size is not None
 
-    def test_a_description_is_alike_each_time(self) -> None:
+    def test_a_description_is_reproducible(self) -> None:
         with self.source() as one, self.source() as other:
             assert self.first(one) == self.first(other)
 
-    def test_an_id_that_is_not_there_is_refused(self) -> None:
+    def test_an_unknown_id_is_refused(self) -> None:
         with self.source() as source:
             absent = f"no-{source.ids().ids[0]}"
             assert isinstance(error_of(lambda: source.describe(absent)), DatasetNotFoundError)
@@ -71,7 +71,7 @@ class SourceTests(ABC):
             assert list(source.needed(found, None)) == list(found.files)
             assert {file.path for file in source.needed(found, [(0, None)])} <= set(found.paths)
 
-    def test_files_come_and_are_not_fetched_twice(self, tmp_path: Path) -> None:
+    def test_files_are_fetched_once(self, tmp_path: Path) -> None:
         counted: list[int] = []
         with self.source() as source:
             found = self.first(source)
@@ -96,7 +96,7 @@ class SourceTests(ABC):
         for path in found.paths:
             assert (tmp_path / "damaged" / path).read_bytes() == (tmp_path / "sound" / path).read_bytes()
 
-    def test_the_switch_that_forbids_the_network_counts(self, tmp_path: Path, monkeypatch: Any) -> None:
+    def test_the_switch_that_forbids_the_network_is_honoured(self, tmp_path: Path, monkeypatch: Any) -> None:
         with self.source() as source:
             found = self.first(source)
             monkeypatch.setenv("RBTOOL_OFFLINE", "1")

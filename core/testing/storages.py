@@ -1,6 +1,7 @@
-"""What every storage must do: subclass `StorageTests` and implement `make`; pytest runs the rest.
+"""The test suites for storages. To run one, subclass `StorageTests` and implement `make`.
 
-`StorageFillTests` does the same for storages that begin empty, over kinds of data, dimensions and fill levels.
+For storages that start empty, subclass `StorageFillTests` and implement `make_empty`: its tests run for kinds of data,
+numbers of dimensions and fill levels.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class StorageTests(ABC):
         assert same(storage[...], storage[:])
         assert same(storage[-1], storage[ROWS - 1])
 
-    def test_rows_that_are_not_there_are_index_errors(self) -> None:
+    def test_unknown_rows_are_index_errors(self) -> None:
         for index in (ROWS, -ROWS - 1, [0, ROWS], torch.tensor([-ROWS - 1])):
             assert isinstance(error_of(partial(self.make().get, index)), IndexError)
 
@@ -92,7 +93,7 @@ class StorageTests(ABC):
         assert same(storage[np.int32(7)], storage[7])
         assert same(storage[np.array(7)], storage[7])
 
-    def test_what_names_no_rows_is_an_index_error(self) -> None:
+    def test_invalid_indices_are_index_errors(self) -> None:
         storage = self.make()
         unknown = (None, 1.5, [1.5], torch.ones(2), np.ones(2), np.float64(1), [1j], "a", ["a"], True, {1: 2}, 10**30)
         for index in (*unknown, [[1, 2], [3]], [True] * (ROWS - 1), object()):
@@ -100,7 +101,7 @@ class StorageTests(ABC):
             assert isinstance(error, IndexError), index
             assert "\n" not in str(error)
 
-    def test_no_rows_can_be_asked_for(self) -> None:
+    def test_an_empty_index_gives_no_rows(self) -> None:
         storage = self.make()
         assert same(storage[[]], storage[0:0])
 
@@ -116,7 +117,7 @@ class StorageTests(ABC):
         assert flat.ndim == 1
         assert len(flat) == len(self.make())
 
-    def test_state_goes_round(self) -> None:
+    def test_state_is_restored(self) -> None:
         saved, other = self.make(), self.make()
         other.load_state_dict(saved.state_dict())
         assert same(other[:], saved[:])
@@ -168,7 +169,7 @@ class StorageTests(ABC):
         assert (len(storage), storage.last_cursor) == (len(untouched), None)
 
     @writable
-    def test_emptied_and_filled_again(self) -> None:
+    def test_it_can_be_emptied_and_filled_again(self) -> None:
         storage, rows = self.make(), self.make()[:]
         before = storage.log.now
         storage.empty()
@@ -178,8 +179,6 @@ class StorageTests(ABC):
         storage.set(range(ROWS), rows)
         assert same(storage[:], rows)
 
-
-# From empty to wrapped ---------------------------------------------------------------------------------
 
 CAPACITY = 8
 FILLS = {"empty": [], "partly filled": [3, 2], "exactly full": [5, 3], "wrapped": [5, 3, 4]}
@@ -236,7 +235,7 @@ class StorageFillTests(ABC):
             return False
         return not rows or same(self.read(storage), sample_rows(case[0], rows, case[1]))
 
-    def test_what_was_written_is_there(self, case: tuple[str, int, str]) -> None:
+    def test_written_rows_are_there(self, case: tuple[str, int, str]) -> None:
         storage, rows = self.filled(case)
         assert self.holds(storage, case, rows)
         assert storage.max_size == CAPACITY * LANES ** (case[1] - 1)
@@ -252,7 +251,7 @@ class StorageFillTests(ABC):
         assert same(self.read(storage, order), expected)
         assert isinstance(error_of(partial(self.read, storage, [len(rows)])), IndexError)
 
-    def test_what_does_not_fit_is_refused_and_changes_nothing(self, case: tuple[str, int, str]) -> None:
+    def test_unfitting_data_are_refused_and_change_nothing(self, case: tuple[str, int, str]) -> None:
         storage, rows = self.filled(case)
         before = (storage.log.now, storage.last_cursor, storage.max_size)
         three, other = sample_rows(case[0], [50, 51, 52], case[1]), {"other": torch.zeros(3, LANES)}
@@ -280,8 +279,6 @@ class StorageFillTests(ABC):
             storage.set(cursor, data)
             overwrite(data)
         assert self.holds(storage, case, [60, 62, 63, *rows[3:]])
-
-    # The write log: samplers derive from it which rows are new, and where episodes end --------------------
 
     def test_the_write_log_follows_the_ring(self, case: tuple[str, int, str]) -> None:
         storage, _ = self.filled(case)

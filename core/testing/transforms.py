@@ -1,4 +1,4 @@
-"""What every transform must do: subclass `TransformTests`, implement `transform` and `batch`; pytest runs the rest."""
+"""The test suite for transforms. To run it, subclass `TransformTests` and implement `transform` and `batch`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TransformTests(ABC):
             transform.generator = torch.Generator().manual_seed(seed)
         return transform
 
-    def test_forward_leaves_the_batch_as_it_is(self) -> None:
+    def test_forward_does_not_change_the_batch(self) -> None:
         batch = self.batch()
         self.seeded(0).forward(batch)
         _require_equal(batch, self.batch())
 
-    def test_inv_leaves_the_data_as_they_are(self) -> None:
+    def test_inv_does_not_change_the_data(self) -> None:
         data = self.batch()
         self.seeded(0).inv(data)
         _require_equal(data, self.batch())
@@ -65,7 +65,7 @@ class TransformTests(ABC):
         if not transform.counts_writes:
             _require_equal(transform.inv(self.batch()), first)
 
-    def test_the_state_is_whole(self) -> None:
+    def test_the_state_is_complete(self) -> None:
         used = self.seeded(0)
         used.inv(self.batch())
         loaded = self.seeded(0)

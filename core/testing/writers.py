@@ -1,7 +1,7 @@
-"""What every writer must do: subclass `WriterTests` or `RingTests` and implement `make`; pytest runs the rest.
+"""The test suites for writers. To run one, subclass `WriterTests` or `RingTests` and implement `make`.
 
-Each test runs for every kind of data that the writer takes, in storages with one or two dimensions that are empty,
-partly filled, exactly full and wrapped around: each pair of these properties occurs.
+The tests run for every kind of data that the writer supports, and in storages with one or two dimensions that are
+empty, partly filled, exactly full or wrapped around. Each pair of these properties occurs.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class CountingRecorder:
 
 
 class WriterTests(ABC):
-    """The contract of `Writer`. `make` returns a new writer that takes the `kinds` of data in `ndims` dimensions.
+    """The contract of `Writer`. `make` returns a new writer for the `kinds` of data, in storages of `ndims` dimensions.
 
-    Later rows rank higher in all their leaves, so that writers that keep the best rows accept them.
+    Later rows have larger numbers in all leaves, so that a writer that keeps the best rows accepts all of them.
     """
 
     kinds: tuple[str, ...] = KINDS
     ndims: tuple[int, ...] = (1, 2)
     labels = False
-    """Whether `"index"` is stored with the data."""
+    """Whether the data contain `"index"`."""
     shares = True
-    """Whether other processes may write as well."""
+    """Whether other processes can write to the same storage."""
 
     @abstractmethod
     def make(self) -> Writer:
@@ -113,7 +113,7 @@ class WriterTests(ABC):
         assert now[1:] == before[1:]
         assert same_tensors(now[0], before[0])
 
-    def test_what_was_written_is_found_at_its_index(self, case: Case) -> None:
+    def test_written_rows_are_found_at_their_index(self, case: Case) -> None:
         writer, storage = self.filled(case)
         for count in (1, 2, CAPACITY):
             rows = case.rows(100 * count, count)
@@ -144,7 +144,7 @@ class WriterTests(ABC):
         assert writer.write_count == FILLED[case.filled] + 3
         assert storage.shape[0] == min(FILLED[case.filled] + 3, CAPACITY)
 
-    def test_the_callers_data_stays_as_it_is(self, case: Case) -> None:
+    def test_the_data_of_the_caller_is_unchanged(self, case: Case) -> None:
         writer, _ = self.filled(case)
         rows, row = case.rows(100, 2), case.row(200)
         writer.extend(rows)
@@ -153,7 +153,7 @@ class WriterTests(ABC):
         assert same_leaves(rows, case.rows(100, 2))
         assert layout_of(row) == layout_of(case.row(200))
 
-    def test_later_changes_to_the_callers_data_do_not_reach_the_storage(self, case: Case) -> None:
+    def test_later_changes_to_the_data_do_not_reach_the_storage(self, case: Case) -> None:
         writer, storage = self.filled(case)
         rows = case.rows(100, CAPACITY)
         writer.extend(rows)
@@ -174,7 +174,7 @@ class WriterTests(ABC):
         self.assert_untouched(writer, storage, before)
         assert recorder.marks == []
 
-    def test_attached_buffers_hear_of_a_write_when_it_is_done(self, case: Case) -> None:
+    def test_attached_buffers_are_notified_after_a_write(self, case: Case) -> None:
         writer, storage = self.filled(case)
         recorder = CountingRecorder(writer)
         storage.attach(recorder)
@@ -185,7 +185,7 @@ class WriterTests(ABC):
         assert torch.equal(torch.as_tensor(second), torch.as_tensor(indices[1]))
         assert (cursor, count) == (writer.cursor, writer.write_count)
 
-    def test_state_goes_round(self, case: Case) -> None:
+    def test_state_is_restored(self, case: Case) -> None:
         writer, storage = self.filled(case)
         with tempfile.TemporaryDirectory() as folder:
             writer.dumps(Path(folder) / "writer")
@@ -201,7 +201,7 @@ class WriterTests(ABC):
         assert torch.equal(other.extend(case.rows(100, 2)), writer.extend(case.rows(100, 2)))
         assert same_leaves(storage[:], copy[:])
 
-    def test_a_pickle_goes_on_alike(self, case: Case) -> None:
+    def test_an_unpickled_copy_continues_alike(self, case: Case) -> None:
         writer, storage = self.filled(case)
         writer.generator = torch.Generator()
         copy = pickle.loads(pickle.dumps(writer))
@@ -209,7 +209,7 @@ class WriterTests(ABC):
         assert torch.equal(copy.extend(case.rows(100, 2)), writer.extend(case.rows(100, 2)))
         assert same_leaves(copy.storage[:], storage[:])
 
-    def test_the_index_that_was_returned_is_the_callers(self, case: Case) -> None:
+    def test_a_returned_index_is_a_copy(self, case: Case) -> None:
         writer, storage = self.filled(case)
         index = writer.extend(case.rows(100, 2))
         before = index.clone()
@@ -220,7 +220,7 @@ class WriterTests(ABC):
         assert str(writer.state_dict()) == state
         assert same_tensors(leaves_of(storage[:]), rows)
 
-    def test_rows_that_are_written_over_are_counted(self, case: Case) -> None:
+    def test_overwritten_rows_are_counted(self, case: Case) -> None:
         storage, counter = self.storage(case), RoundRobinWriter(track_generations=True)
         counter.register_storage(storage)
         counter.extend(case.rows(0, CAPACITY) if not self.labels else self.rows(case, 0, CAPACITY))
@@ -233,7 +233,7 @@ class WriterTests(ABC):
             written.index_add_(0, rows, torch.ones_like(rows))
         assert torch.equal(counter.generations_of(torch.arange(CAPACITY)) - before, written)
 
-    def test_a_buffer_goes_on_from_its_checkpoint(self, case: Case) -> None:
+    def test_a_buffer_continues_from_its_checkpoint(self, case: Case) -> None:
         for way in ("state", "folder"):
             buffers = [ReplayBuffer(storage=self.storage(case), writer=self.make(), dim_extend=0) for _ in range(2)]
             saved, other = buffers
@@ -246,7 +246,7 @@ class WriterTests(ABC):
             assert other.write_count == saved.write_count == 9
             assert str(other.writer.state_dict()) == str(saved.writer.state_dict())
 
-    def test_another_process_counts_on(self) -> None:
+    def test_another_process_continues_the_counts(self) -> None:
         case = Case(self.kinds[0], 1, "empty")
         writer, storage = self.filled(case)
         if not self.shares:
@@ -260,7 +260,7 @@ class WriterTests(ABC):
         writer.extend(case.rows(3, 1))
         assert same_leaves(storage[:], case.rows(0, 4))
 
-    def test_emptied_it_starts_again(self, case: Case) -> None:
+    def test_an_emptied_writer_starts_again(self, case: Case) -> None:
         writer, storage = self.filled(case)
         for counted in (True, False):
             storage.empty()
@@ -278,7 +278,7 @@ class WriterTests(ABC):
         writer.extend(case.rows(100, 2))
         assert writer.write_count == 2**31 + 1
 
-    def test_a_batch_has_elements(self, case: Case) -> None:
+    def test_an_empty_batch_is_refused(self, case: Case) -> None:
         writer, storage = self.filled(case)
         before = self.snapshot(writer, storage)
         error = error_of(partial(writer.extend, case.rows(0, 0)))
@@ -291,7 +291,7 @@ class WriterTests(ABC):
         for write, data in ((self.make().add, case.row(0)), (self.make().extend, case.rows(0, 2))):
             assert isinstance(error_of(partial(write, data)), UsageError)
 
-    def test_a_state_of_something_else_is_refused(self, case: Case) -> None:
+    def test_an_invalid_state_is_refused(self, case: Case) -> None:
         writer, storage = self.filled(case)
         before = self.snapshot(writer, storage)
         good = writer.state_dict()
@@ -301,9 +301,9 @@ class WriterTests(ABC):
 
 
 class RingTests(WriterTests):
-    """The contract of a writer that fills row after row and then starts again from the first."""
+    """The contract of a writer that fills a storage row by row, and then starts again with the first row."""
 
-    def test_rows_go_round(self, case: Case) -> None:
+    def test_rows_wrap_around(self, case: Case) -> None:
         writer, storage = self.filled(case)
         start = FILLED[case.filled]
         for count in (2, CAPACITY, 1, 2 * CAPACITY + 2):
@@ -317,7 +317,7 @@ class RingTests(WriterTests):
         slots = torch.arange(start - CAPACITY, start) % CAPACITY
         assert same_leaves(storage.get(slots), newest)
 
-    def test_of_a_batch_beyond_the_capacity_the_last_rows_stay(self, case: Case) -> None:
+    def test_the_last_rows_of_a_batch_beyond_the_capacity_stay(self, case: Case) -> None:
         writer, storage = self.filled(case)
         count = 3 * CAPACITY + 1
         index = writer.extend(case.rows(100, count))
@@ -333,10 +333,10 @@ class RingTests(WriterTests):
         expected = rows if case.ndim == 1 else [[row, lane] for row in rows for lane in range(LANES)]
         assert index.tolist() == expected
 
-    def test_it_says_that_rows_follow_one_another(self) -> None:
+    def test_it_keeps_the_order_of_rows(self) -> None:
         assert self.make().keeps_order
 
-    def test_a_storage_expects_the_next_write_where_a_state_says(self, case: Case) -> None:
+    def test_a_storage_expects_the_next_write_at_the_loaded_cursor(self, case: Case) -> None:
         writer, storage = self.filled(case)
         writer.extend(case.rows(0, CAPACITY))
         for row in (3, 1):
@@ -359,7 +359,7 @@ class RingTests(WriterTests):
             assert (table.newest - table.oldest + 1, table.newest % CAPACITY) == (rows, (start - 1) % CAPACITY)
             assert table.runs()[2].tolist() == [rows] * (1 if case.ndim == 1 else LANES)
 
-    def test_a_full_ring_goes_on_in_a_larger_storage(self, case: Case) -> None:
+    def test_a_full_ring_continues_in_a_larger_storage(self, case: Case) -> None:
         if case.ndim > 1:
             return
         for way in ("state", "folder"):
@@ -372,14 +372,14 @@ class RingTests(WriterTests):
             assert index.tolist() == [CAPACITY, CAPACITY + 1]
             assert same_leaves(other[:], case.rows(3, CAPACITY + 2))
 
-    def test_a_load_without_a_state_goes_on_behind_the_rows(self, case: Case) -> None:
+    def test_a_load_without_a_state_continues_after_the_rows(self, case: Case) -> None:
         writer, storage = self.filled(case)
         writer.cursor, writer.write_count = 4, 77
         writer.resume_after()
         rows = storage.shape[0]
         assert (writer.cursor, writer.write_count) == (rows % CAPACITY, rows)
 
-    def test_registered_to_another_storage_it_goes_on_behind_its_rows(self, case: Case) -> None:
+    def test_registered_to_another_storage_it_continues_after_its_rows(self, case: Case) -> None:
         writer, _ = self.filled(case)
         other = self.storage(case)
         other.set(range(2), self.rows(case, 50, 2))

@@ -1,1 +1,1 @@
-"""TorchRL's layouts of whole episodes, flat, nested and H5: its files are read, and files that it reads are written."""
+"""TorchRL's layouts of whole episodes, flat, nested and H5: reads its files, and writes files that it can read."""

@@ -1,4 +1,7 @@
-"""Hooks that change how the episodes of a tensordict are laid out: flat, ragged, or one entry an episode, and back."""
+"""Hooks that convert the rows of a tensordict to TorchRL's layouts of episodes, and back.
+
+The layouts are flat, nested (ragged tensors), and one entry for each episode.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ from ..format.contracts import Array
 from ..storages.codec import dtype_named
 from ..storages.tensor import TensorStorage
 from ..ted.schema import DEFAULT_DONE_KEYS, NEXT, Field, Key, key_name
-from .layout import STORAGE_SHAPE, TorchrlHeader, TorchrlKeys, TorchrlSink
+from .layout import STORAGE_SHAPE, TRAJECTORY, TorchrlHeader, TorchrlKeys, TorchrlSink, in_order
 from .writer import FolderSink, state_parts, step_ends, write_leaves
 
 
 class MemorySink(TorchrlSink):
-    """Makes a tensordict `result` of the leaves: flat, or with the trajectories as ragged tensors."""
+    """Collects the leaves in a tensordict, `result`: flat, or with the trajectories as ragged tensors."""
 
     def __init__(self, *, nested: bool) -> None:
         self.result: TensorDict | None = None
@@ -54,7 +57,7 @@ class MemorySink(TorchrlSink):
         self._row += rows
 
     def end(self) -> None:
-        """Nothing is gathered."""
+        """Do nothing: rows are copied when they are appended."""
 
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
         batch = [self._trajectories] if self._nested else []
@@ -69,7 +72,7 @@ class MemorySink(TorchrlSink):
         self.result = result
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 AT_ROOT = "at_root"
@@ -77,11 +80,11 @@ AT_ROOT = "at_root"
 
 @dataclass(frozen=True, slots=True)
 class FlatPlan:
-    """The rows of a tensordict, turned so that the oldest comes first, and the leaf that stores each of them.
+    """The rows of a tensordict, rotated so that the oldest comes first, and the leaves that store them.
 
-    To TorchRL's layout this adds two nodes where they are needed: `next` for keys that are below `next` only, or whose
-    rows do not follow; `at_root` for done flags and rewards of the root. `states` have one row more behind every end;
-    both mappings are by the TED key of the rows.
+    Two nodes are added to TorchRL's layout if they are needed: `next` for keys that are only below `next`, or whose
+    values differ from the following row; `at_root` for done flags and rewards of the root. `states` have an additional
+    row after every end. Both mappings are by the TED key of the rows.
     """
 
     source: StorageRows
@@ -102,7 +105,7 @@ class FlatPlan:
         source = StorageRows(storage, [(NEXT, *keys.done)])
         taken = next((field for field in source.fields if field.key[0] in keys.names | {AT_ROOT}), None)
         if taken is not None:
-            raise SchemaError(f"there is an entry {taken.name!r}, a name that the flat layout needs itself")
+            raise SchemaError(f"there is an entry {taken.name!r}, a name that the flat layout reserves")
         ends = step_ends(source, (NEXT, *keys.done), header)
         return cls(source, header, ends, *_choose_leaves(source, header, ends, keys))
 
@@ -115,7 +118,7 @@ class FlatPlan:
 def _choose_leaves(
     source: StorageRows, header: TorchrlHeader, ends: Array, keys: TorchrlKeys
 ) -> tuple[dict[Key, Field], dict[Key, Field]]:
-    """Choose the leaves that have one row more behind every end, and leaves with one row a step."""
+    """Return the leaves with an additional row after every end, and the leaves with one row for each step."""
     known = {field.key: field for field in source.fields}
     results = {*keys.dones, *keys.rewards}
     states: dict[Key, Field] = {}
@@ -138,7 +141,7 @@ def _choose_leaves(
 
 
 def _follows(source: StorageRows, header: TorchrlHeader, ends: Array, state: Field) -> bool:
-    """Whether the next rows of a state, as far as rows were written, are the rows that follow."""
+    """Whether the next values of a state equal the following rows, as far as rows were written."""
     return not any(
         part.broken is not None and part.broken <= header.forced
         for lane in range(header.lanes)
@@ -163,11 +166,11 @@ _REWARDS = ("reward",)
 
 
 class WrongTypeError(UsageError, TypeError):
-    """An attribute of a hook that nobody set, or set to something of another kind."""
+    """An attribute of a hook is not set, or has a value of the wrong type."""
 
 
 class _Names:
-    """The names of entries in the layout, all of which may be assigned."""
+    """The names of entries in the layout. All of them are attributes that may be assigned."""
 
     def __init__(
         self,
@@ -180,7 +183,7 @@ class _Names:
         self.done_key, self.shift_key, self.is_full_key = done_key, shift_key, is_full_key
         self.done_keys: Any = done_keys
         self.reward_keys: Any = reward_keys
-        TorchrlKeys.of(vars(self))  # refuses what is not a key
+        TorchrlKeys.of(vars(self))  # raises UsageError for values that are not keys
         self.done_keys, self.reward_keys = _as_set(done_keys), _as_set(reward_keys)
 
     @property
@@ -195,19 +198,20 @@ def _as_set(keys: Any) -> Any:
 
 
 class TED2Flat(_Names):
-    """Lays rows `[time, ...]` out flat; a save hook.
+    """A save hook that converts rows `[time, ...]` to the flat layout.
 
-    Before a call `is_full` and `shift` must be set: whether the rows are a full ring, and the row that
-    would be written next (1 to the number of rows); checkpointers set them. A full ring is turned so that the oldest
-    row comes first; of one that is not full, the row in front of `shift` counts as an end. Lanes, which are the other
-    dimensions of the batch, lie one behind the other.
+    Before a call, `is_full` and `shift` must be set: whether the rows are a full ring, and the row that would be
+    written next (1 to the number of rows). Checkpointers set them. A full ring is rotated so that the oldest row comes
+    first. In a ring that is not full, the row before `shift` counts as an end. Lanes, the other dimensions of the
+    batch, follow one another.
 
-    The result has batch size `[]`, the entries `is_full`, `shift` and `_storage_shape`, and leaves of n rows, or of
-    one more behind every end for those that are at the root and below `next`. Done flags and rewards at the root of it
-    are those below `next`. Nothing is lost: where next observations do not follow they are kept below `next`, as are
-    keys that are only there, and done flags and rewards of the root below `at_root`.
+    The result has batch size `[]` and the entries `is_full`, `shift` and `_storage_shape`. Leaves have n rows; those
+    that are both at the root and below `next` have an additional row after every end. Done flags and rewards at the
+    root of the result are the ones below `next`.
 
-    Names, arguments and the layout match TorchRL, which loses the latter.
+    Nothing is lost: next observations that differ from the following row are kept below `next`, and so are keys that
+    exist only there; done flags and rewards of the root are kept below `at_root`. Names, arguments and the layout match
+    TorchRL, which does not keep these.
     """
 
     writes_in_place = True
@@ -248,19 +252,19 @@ class TED2Flat(_Names):
         self._shift = value
 
     def __call__(self, data: Any, path: str | os.PathLike[str] | None = None) -> TensorDictBase:
-        """Return the layout, in memory, or memory-mapped from files written into the empty folder `path`.
+        """Return the layout in memory, or memory-mapped from files written into the empty folder `path`.
 
-        WrongTypeError (a TypeError) where `is_full` or `shift` was not set, SchemaError (a RuntimeError) for
-        anything but rows of tensors with a done flag, UsageError for a folder that is not empty.
+        WrongTypeError (a TypeError) if `is_full` or `shift` is not set, SchemaError (a RuntimeError) for data other
+        than rows of tensors with a done flag, UsageError for a folder that is not empty.
         """
         if self._is_full is None or self._shift is None:
-            raise WrongTypeError("is_full and shift must be set before rows are laid out; a checkpointer sets them")
+            raise WrongTypeError("is_full and shift must be set before a call; a checkpointer sets them")
         plan = FlatPlan.of(data, self._keys, self._is_full, self._shift)
         if path is None:
             sink = MemorySink(nested=self._nested)
             plan.write(sink, self._keys)
             if sink.result is None:
-                raise SchemaError("there is no leaf to lay out")
+                raise SchemaError("the tensordict has no leaf")
             return sink.result
         folder = Path(path)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -271,10 +275,10 @@ class TED2Flat(_Names):
 
 
 class Flat2TED(_Names):
-    """Undoes `TED2Flat`; a load hook.
+    """A load hook that converts the flat layout back to rows: the inverse of `TED2Flat`.
 
-    Root done flags come back false where the layout holds no others, as TorchRL makes them. `done_key` is the flag
-    that ends episodes, with or without `next` in front.
+    Root done flags that the layout does not contain are false, as in TorchRL. `done_key` is the flag that ends
+    episodes, with or without `next` in front.
     """
 
     writes_in_place = True
@@ -290,10 +294,10 @@ class Flat2TED(_Names):
         super().__init__(done_key, shift_key, is_full_key, done_keys, reward_keys)
 
     def __call__(self, data: Any, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the rows, `[time, ...]`, written into `out` if that is given.
+        """Return the rows, `[time, ...]`. If `out` is given, they are written into it.
 
-        MissingKeyError (a KeyError) where an entry of the layout is missing, CorruptDataError (a ValueError) for
-        leaves whose lengths do not fit, SchemaError (a RuntimeError) for an `out` of other entries or another shape.
+        MissingKeyError (a KeyError) if an entry of the layout is missing, CorruptDataError (a ValueError) for leaves
+        whose lengths do not fit, SchemaError (a RuntimeError) for an `out` with other entries or another shape.
         """
         return self._filled(self._rows(data), out)
 
@@ -320,18 +324,18 @@ class Flat2TED(_Names):
         return result
 
     def _expanded(self, key: Key, leaf: torch.Tensor, places: _Places) -> dict[Key, torch.Tensor]:
-        """Turn a stored leaf into one or two of the rows."""
+        """Convert a stored leaf to one or two entries of the rows."""
         result = key in self._keys.dones or key in self._keys.rewards
         if places.is_state(len(leaf)) and not result:
             root, after = places.states(leaf)
-            return {key: places.turned(root), (NEXT, *key): places.turned(after)}
+            return {key: places.rotated(root), (NEXT, *key): places.rotated(after)}
         if len(leaf) != places.header.steps:
             raise CorruptDataError(
                 f"{key_name(key)!r} has {len(leaf):,} rows, expected one for each of {places.header.steps:,} "
                 f"steps, or also for their {len(places.ends):,} ends"
             )
         own = key[1:] if key[0] == AT_ROOT and len(key) > 1 else (NEXT, *key) if result else key
-        return {own: places.turned(leaf)}
+        return {own: places.rotated(leaf)}
 
     def _opened(self, data: Any) -> tuple[TorchrlHeader, dict[Key, torch.Tensor]]:
         """Read the header and the leaves of the layout."""
@@ -356,7 +360,7 @@ class Flat2TED(_Names):
         return plain
 
     def _filled(self, rows: TensorDict, out: TensorDictBase | None) -> TensorDictBase:
-        """Copy rows into `out`, after all that can be wrong with it was looked for."""
+        """Copy rows into `out`, after all checks, so that an error changes nothing."""
         if out is None:
             return rows
         if out.batch_size != rows.batch_size:
@@ -365,17 +369,26 @@ class Flat2TED(_Names):
         made_up = {name for name in found - known if (name if isinstance(name, tuple) else (name,)) in self._keys.dones}
         odd = sorted(map(str, (known | found) - (known & found) - made_up))
         if odd:
-            raise SchemaError(f"the entry {odd[0]} is not on both sides, in the rows and in what they are to fill")
+            raise SchemaError(f"the entry {odd[0]} is only in the rows or only in `out`, expected the same entries")
         for name in known:
             if (rows[name].shape, rows[name].dtype) != (out[name].shape, out[name].dtype):
-                raise SchemaError(f"the entry {name!r} is of another type or shape than what it is to fill")
+                raise SchemaError(f"the entry {name!r} has another type or shape in `out`")
         for name in known:
             out[name].copy_(rows[name])
         return out
 
 
 class _Places:
-    """Where each step of the flat layout finds its rows."""
+    """The positions of the rows of each step in the flat layout.
+
+    A state has an additional row after every end. The row of a step at the root is therefore the number of the step
+    plus the number of ends before it, and its row under `next` is the one after that:
+
+        steps       0  1  2  3        ends: 1, 3
+        rows        0  1  2  3  4  5
+        root        0  1     3  4
+        next        1  2     4  5
+    """
 
     def __init__(self, header: TorchrlHeader, done: torch.Tensor) -> None:
         self.header = header
@@ -389,11 +402,11 @@ class _Places:
         self._root = torch.arange(header.steps) + is_end.cumsum(0) - is_end.long()
 
     def is_state(self, rows: int) -> bool:
-        """Whether a leaf of so many rows has one more behind every end."""
+        """Whether a leaf with this number of rows has an additional one after every end."""
         return rows != self.header.steps and rows in self._lengths
 
     def states(self, leaf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows at the root and those below `next`; zeros where nothing was ever written."""
+        """Return the rows at the root and those below `next`; zeros for rows that were never written."""
         last = len(leaf) - 1
         root, after = leaf[self._root.clamp(max=last)], leaf[(self._root + 1).clamp(max=last)]
         root[self._root > last] = 0
@@ -401,8 +414,8 @@ class _Places:
         after[self._bare] = 0
         return root, after
 
-    def turned(self, rows: torch.Tensor) -> torch.Tensor:
-        """Put steps `[n, ...]`, lane after lane, back where they were in the storage."""
+    def rotated(self, rows: torch.Tensor) -> torch.Tensor:
+        """Move steps `[n, ...]`, lane after lane, back to their rows in the storage."""
         header = self.header
         lanes = rows.reshape(header.lanes, header.capacity, *rows.shape[1:])
         if header.full and header.shift % header.capacity:
@@ -411,10 +424,10 @@ class _Places:
 
 
 def entry_value(data: TensorDictBase, name: str) -> Any:
-    """Read an entry that is not data: a value, or the tensor that HDF5 makes of it."""
+    """Return an entry that is not data: a value, or a tensor if it was read from HDF5."""
     found = data.get(name, None)
     if found is None:
-        raise MissingKeyError(f"there is no entry {name!r}, which the flat layout has")
+        raise MissingKeyError(f"there is no entry {name!r}, which the flat layout must have")
     found = found.data if isinstance(found, NonTensorData) else found
     return found.tolist() if hasattr(found, "tolist") else found
 
@@ -424,10 +437,10 @@ def _is_shape(found: Any) -> bool:
 
 
 class TED2Nested(TED2Flat):
-    """Lays rows out as `TED2Flat` does, in ragged tensors `[episodes, rows, ...]`; a save hook.
+    """A save hook that converts rows to the layout of `TED2Flat`, in ragged tensors `[episodes, rows, ...]`.
 
-    The result has the batch size `[episodes]`. Episodes end where the flag is set, in front of `shift` where the ring
-    is not full, and with every lane. The arguments are the same as for `TED2Flat`.
+    The result has the batch size `[episodes]`. Episodes end where the flag is set, before `shift` if the ring is not
+    full, and with every lane. The arguments are those of `TED2Flat`.
     """
 
     _nested = True
@@ -437,24 +450,23 @@ class TED2Nested(TED2Flat):
 
 
 class Nested2TED(Flat2TED):
-    """Undoes `TED2Nested`; a load hook with the arguments of `Flat2TED`."""
+    """A load hook that converts ragged episodes back to rows: the inverse of `TED2Nested`.
+
+    The arguments are those of `Flat2TED`.
+    """
 
     def _dense(self, key: Key, leaf: Any) -> torch.Tensor:
         return dense_rows(leaf) if leaf.is_nested else super()._dense(key, leaf)
 
 
-_TRAJECTORY = "traj"
-
-
 class H5Split(TED2Flat):
-    """Makes of a tensordict of n ragged episodes the entries `traj_0`, `traj_1` … with the rows of one each; a save
-    hook, to be called behind `TED2Nested`.
+    """A save hook that splits a tensordict of n ragged episodes into an entry for each: `traj_0`, `traj_1`, ….
 
-    Numbers are padded with zeros to the width of the last. Other entries are kept.
+    It is called after `TED2Nested`. Numbers are padded with zeros to the width of the last one. Other entries are kept.
     """
 
     def __call__(self, data: Any, path: Any = None) -> TensorDict:
-        """Return the episodes by name; SchemaError (a RuntimeError) for anything but ragged episodes."""
+        """Return the episodes by name; SchemaError (a RuntimeError) for data other than ragged episodes."""
         if not isinstance(data, TensorDictBase) or data.ndim != 1:
             what = f"batch size {list(data.batch_size)}" if isinstance(data, TensorDictBase) else type(data).__name__
             raise SchemaError(f"expected a tensordict of episodes [n], found {what}")
@@ -469,14 +481,14 @@ class H5Split(TED2Flat):
             for part, rows in zip(parts, leaf.unbind(0), strict=True):
                 part.set(key, rows)
         for number, part in enumerate(parts):
-            result.set(f"{_TRAJECTORY}_{number:0{width}d}", part)
+            result.set(f"{TRAJECTORY}_{number:0{width}d}", part)
         return result
 
 
 class H5Combine:
-    """Undoes `H5Split`; a load hook, to be called before `Nested2TED`.
+    """A load hook that joins the episodes of `H5Split`; it is called before `Nested2TED`.
 
-    Episodes are taken in the order of their numbers and copied one after the other: no second copy of all is made.
+    Episodes are copied one after the other, in the order of their numbers, directly to their place in the result.
     """
 
     writes_in_place = True
@@ -487,9 +499,9 @@ class H5Combine:
         CorruptDataError (a ValueError) for episodes of different entries, types or shapes, SchemaError (a RuntimeError)
         for a tensordict without any.
         """
-        names = _in_order([name for name in map(str, data.keys()) if name.startswith(_TRAJECTORY)])
+        names = in_order([name for name in map(str, data.keys()) if name.startswith(TRAJECTORY)])
         if not names:
-            raise SchemaError(f"there is no entry {_TRAJECTORY}_0 of an episode")
+            raise SchemaError(f"there is no entry {TRAJECTORY}_0 of an episode")
         first = data.get(names[0])
         keys = [key for key, _ in _leaves(first)]
         result = TensorDict({}, [len(names)])
@@ -509,7 +521,7 @@ def _combined(data: Any, names: list[str], key: Key) -> torch.Tensor:
     shapes = [None if part is None else (part.dtype, *part.shape[1:]) for part in parts]
     odd = next((name for name, shape in zip(names, shapes, strict=True) if shape is None or shape != shapes[0]), None)
     if odd is not None or not parts[0].dim():
-        raise CorruptDataError(f"{key_name(key)!r} of the episode {odd or names[0]} is not like that of {names[0]}")
+        raise CorruptDataError(f"{key_name(key)!r} of the episode {odd or names[0]} does not match {names[0]}")
     table = torch.tensor([list(part.shape) for part in parts])
     ragged, flat = ragged_tensor(table, parts[0].dtype)
     row = 0
@@ -522,10 +534,3 @@ def _combined(data: Any, names: list[str], key: Key) -> torch.Tensor:
 def _leaves(data: Any) -> Iterator[tuple[Key, torch.Tensor]]:
     for name, value in data.items(include_nested=True, leaves_only=True):
         yield (name if isinstance(name, tuple) else (name,)), value
-
-
-def _in_order(names: list[str]) -> list[str]:
-    numbers = [name.rpartition("_")[2] for name in names]
-    if all(number.isdecimal() for number in numbers):
-        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
-    return sorted(names)

@@ -1,10 +1,17 @@
 """TorchRL's layouts of whole episodes: header, names of entries, and the contracts to read and to write leaves.
 
-The rows are the whole capacity, lane after lane (a lane is one element of the dimensions after the first).
-A full ring is turned so that the oldest row comes first; of one that is not full the rows stay where they are, and
-rows that were never written follow in every lane. A leaf has one row per step or, if it is a state, one more after
-every end of an episode. The files do not record which; the ends, and with them both numbers of rows, follow from the
-done flags.
+A leaf has rows for the whole capacity, lane after lane (a lane is one element of the dimensions after the first). A
+full ring is rotated so that the oldest row comes first. In a storage that is not full, rows stay in place, and every
+lane ends with the rows that were never written.
+
+A leaf has one row for each step. A state has an additional row after every end of an episode: its last observation.
+
+    steps         0  1  2  3  4         done after steps 1 and 4
+    reward        r0 r1 r2 r3 r4
+    observation   o0 o1 n1 o2 o3 o4 n4  n1: the observation after step 1
+
+The files do not say which leaves are states. The ends follow from the done flags; a leaf whose number of rows is that
+of the steps and the ends together is a state.
 """
 
 from __future__ import annotations
@@ -25,18 +32,26 @@ from ..format.open_files import OpenFiles
 from ..ted.schema import DONE, FLAGS, NEXT, REWARD, Field, Key, as_numbers, key_name
 
 STORAGE_SHAPE = "_storage_shape"
-"""The entry by which such a checkpoint is recognised: its name is the same in every version and cannot be chosen."""
+"""The entry by which such a checkpoint is recognised. Its name is the same in all versions, and cannot be changed."""
 LENGTH = "storage_metadata.json"
-"""The file of the flat and nested layouts that counts the valid elements."""
+"""The file of the flat and nested layouts with the number of valid elements."""
 TRAJECTORY = "traj"
-"""With what the names of the groups of the H5 layout begin: one of each trajectory."""
+"""The prefix of the names of trajectories in the H5 layout."""
 H5_LENGTH = "_len"
-"""The dataset of the H5 layout that counts the valid elements."""
+"""The dataset of the H5 layout with the number of valid elements."""
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Sort the names of trajectories by their numbers, which TorchRL pads with zeros; without numbers, by name."""
+    numbers = [name.rpartition("_")[2] for name in names]
+    if all(number.isdecimal() for number in numbers):
+        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
+    return sorted(names)
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrlKeys:
-    """Which entries are done flags and rewards (keys below `next`), which flag ends episodes, and two other names."""
+    """The names of entries: done flags and rewards (keys below `next`), the flag that ends episodes, and two others."""
 
     done: Key = DONE
     dones: tuple[Key, ...] = FLAGS
@@ -46,9 +61,9 @@ class TorchrlKeys:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TorchrlKeys:
-        """Read the arguments TorchRL has: done_key, done_keys, reward_keys, shift_key, is_full_key.
+        """Read TorchRL's arguments done_key, done_keys, reward_keys, shift_key and is_full_key from `options`.
 
-        None means the default; other options are left alone. UsageError for what is not a key.
+        None means the default; other options are ignored. UsageError for values that are not keys.
         """
         done = _keys(options.get("done_key"), "done_key") or [DONE]
         given = options.get("done_keys")
@@ -72,7 +87,7 @@ class TorchrlKeys:
 
     @property
     def names(self) -> frozenset[str]:
-        """Entries that are not data."""
+        """The entries that are not data."""
         return frozenset({self.shift, self.is_full, STORAGE_SHAPE})
 
 
@@ -94,9 +109,9 @@ def _keys(given: Any, argument: str) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class TorchrlHeader:
-    """A storage of `shape` (all rows there is room for, then the lanes), of which `length` elements are valid.
+    """A storage of `shape`, of which `length` elements are valid. `shape` has the capacity in rows, then the lanes.
 
-    `shift` is the row behind the one that was written last; TorchRL counts it from 1 to the number of rows.
+    `shift` is the row after the one that was written last; TorchRL counts it from 1 to the number of rows.
     """
 
     shape: tuple[int, ...]
@@ -108,10 +123,10 @@ class TorchrlHeader:
     def checked(
         cls, shape: Any, full: Any, shift: Any, length: Any, origin: str, *, all_rows: bool = False
     ) -> TorchrlHeader:
-        """Check the header of a file; `length` is None where it has none, `all_rows` where it counts unwritten rows.
+        """Check the header of a file. `length` is None if the file has none; `all_rows` if it counts unwritten rows.
 
-        CorruptDataError for what fits no storage: of one that is not full, every lane is written up to `shift`. Where
-        another number of lanes is recorded than there was, this check finds it.
+        CorruptDataError if the numbers contradict each other: in a storage that is not full, every lane is written up
+        to `shift`. This also detects a wrong number of lanes.
         """
         sizes = tuple(shape) if isinstance(shape, list | tuple) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
@@ -132,7 +147,7 @@ class TorchrlHeader:
 
     @property
     def capacity(self) -> int:
-        """Rows of a lane there is room for."""
+        """The capacity of a lane in rows."""
         return self.shape[0]
 
     @property
@@ -142,17 +157,17 @@ class TorchrlHeader:
 
     @property
     def steps(self) -> int:
-        """Rows of all lanes there is room for: what a leaf with one row a step has."""
+        """The capacity of all lanes in rows, which is the number of rows of a leaf that is not a state."""
         return self.capacity * self.lanes
 
     @property
     def rows(self) -> int:
-        """Valid rows of a lane."""
+        """The number of valid rows of a lane."""
         return self.length // self.lanes
 
     @property
     def forced(self) -> int:
-        """The row of every lane that the layout takes for the end of an episode, regardless of its flags."""
+        """The row of every lane that ends an episode in the layout, regardless of its flags: the last valid one."""
         return self.capacity - 1 if self.full else (self.shift - 1) % self.capacity
 
     @property
@@ -174,10 +189,10 @@ class TorchrlHeader:
 
 
 class Counts:
-    """Rows of every trajectory; trajectories end at `ends` and with every lane.
+    """The numbers of rows of every trajectory, in `steps` and in `states`; trajectories end at `ends` and with a lane.
 
-    Of a storage that is not full, TorchRL leaves the extra row of a trajectory that ends a lane out of its tables and
-    groups; `every` counts that, too.
+    In a storage that is not full, TorchRL's tables and groups do not count the additional row of a trajectory that ends
+    at the end of a lane. With `every`, it is counted.
     """
 
     def __init__(self, header: TorchrlHeader, ends: Array, *, every: bool = False) -> None:
@@ -190,9 +205,10 @@ class Counts:
 
 
 class StoredLeaves(Closing, ABC):
-    """Leaves by their key in the checkpoint, read by row; `ends` are the steps that have an extra row behind them.
+    """The leaves of a checkpoint by key, read by row. `ends` are the steps after which states have an additional row.
 
-    Steps are counted over the whole capacity, lane after lane. `files` has open all that is read, which this closes.
+    Steps are counted over the whole capacity, lane after lane. `files` holds all open files, and is closed with this
+    object.
     """
 
     header: TorchrlHeader
@@ -213,7 +229,7 @@ class StoredLeaves(Closing, ABC):
         self.files.close()
 
     def _require_steps(self, rows: Mapping[Key, int]) -> None:
-        """Before any flag is read: the flags must cover the storage."""
+        """Raise CorruptDataError unless there is a done flag for each step; called before any flag is read."""
         found = rows.get(self.keys.done, self.header.steps)
         if found != self.header.steps:
             raise CorruptDataError(
@@ -222,7 +238,7 @@ class StoredLeaves(Closing, ABC):
             )
 
     def _find_ends(self) -> Array:
-        """Where an episode ends: where the flag is set, and where the layout has it end."""
+        """Return the steps that end an episode: those with the done flag, and `forced_steps`."""
         done = self.fields.get(self.keys.done)
         if done is None:
             raise FormatError(
@@ -241,21 +257,21 @@ class StoredLeaves(Closing, ABC):
         return np.unique(np.concatenate(found))
 
     def _choose_states(self, rows: Mapping[Key, int], with_ends: int) -> frozenset[Key]:
-        """Return the leaves that are states by their number of rows, which is `with_ends`."""
+        """Return the leaves that are states: those with `with_ends` rows. CorruptDataError for other numbers."""
         steps, results = self.header.steps, {*self.keys.dones, *self.keys.rewards}
         for key, found in rows.items():
             if found != steps and (found != with_ends or key in results):
-                other = "" if key in results else f", or {with_ends:,} with one more behind every end of an episode,"
+                other = "" if key in results else f", or {with_ends:,} with one more after every end of an episode"
                 raise CorruptDataError(f"{self.path}: {key_name(key)!r} has {found:,} rows, expected {steps:,}{other}")
         return frozenset(key for key, found in rows.items() if found != steps)
 
 
 class TorchrlSink(Closing, ABC):
-    """Takes one leaf after the other, from its first row to its last; a context manager."""
+    """Writes one leaf after the other, each from its first row to its last. It is a context manager."""
 
     @abstractmethod
     def begin(self, leaf: Field, counts: Array) -> None:
-        """Begin a leaf of which each trajectory has so many rows."""
+        """Begin a leaf; `counts` has the number of rows of each trajectory."""
 
     @abstractmethod
     def append(self, rows: Array) -> None:
@@ -263,7 +279,7 @@ class TorchrlSink(Closing, ABC):
 
     @abstractmethod
     def skip(self, rows: int) -> None:
-        """Leave rows out that were never written; they read as zeros."""
+        """Skip rows that were never written; they read as zeros."""
 
     @abstractmethod
     def end(self) -> None:
@@ -271,4 +287,4 @@ class TorchrlSink(Closing, ABC):
 
     @abstractmethod
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
-        """Describe what was written."""
+        """Write the header, and other descriptions of the leaves."""

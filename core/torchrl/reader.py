@@ -1,16 +1,18 @@
 """Reads checkpoints in TorchRL's flat, nested and H5 layouts as TED rows.
 
-Flat and nested have one file per leaf, nested also a table of the trajectories' shapes; the bytes of the leaves are the
-same in both. A file may be longer than its shape: over an older, larger checkpoint TorchRL leaves the rest of it, and
-after a trajectory that ends an unfinished lane a row that no table counts. Rows that were never written are holes.
+Flat and nested have one file for each leaf; nested also has a table of the trajectories' shapes. The bytes of the
+leaves are the same in both. A file may be longer than its shape says: TorchRL leaves the rest of an older, larger
+checkpoint in place, and after a trajectory that ends an unfinished lane it leaves a row that no table counts. Rows that
+were never written are holes in the file.
 
-H5 has a group a trajectory, and in it a dataset a leaf. Put one behind the other, the groups' rows are the rows of the
-flat layout. Datasets to which nothing was written, as for rows that the storage never had, have no place in the file.
+H5 has a group for each trajectory, with a dataset for each leaf. The rows of all groups, one after the other, are the
+rows of the flat layout. A dataset to which nothing was written, as for rows that the storage never had, occupies no
+space in the file.
 
-What the layout lost is lost: next observations of steps that end nothing are the observations of the steps behind
-them, root done flags are false, and there is no root reward.
+The layouts do not store all of TED. The next observation of a step that ends nothing is read from the following row,
+root done flags are read as false, and there is no root reward.
 
-`TorchrlForm` is what the trunk knows of these layouts: where they are, opening them, writing them.
+`TorchrlForm` is the interface of these layouts to the trunk: it recognises, opens and writes them.
 """
 
 from __future__ import annotations
@@ -46,7 +48,17 @@ from ..format.memmap.tree import MappedLeaf, leaf_path, read_tree
 from ..format.open_files import OpenFiles
 from ..progress import Progress
 from ..ted.schema import NEXT, Field, Key, dtype_name, file_stem, key_name, role_of
-from .layout import H5_LENGTH, LENGTH, STORAGE_SHAPE, TRAJECTORY, Counts, StoredLeaves, TorchrlHeader, TorchrlKeys
+from .layout import (
+    H5_LENGTH,
+    LENGTH,
+    STORAGE_SHAPE,
+    TRAJECTORY,
+    Counts,
+    StoredLeaves,
+    TorchrlHeader,
+    TorchrlKeys,
+    in_order,
+)
 from .writer import TorchrlPlan, write_torchrl
 
 if TYPE_CHECKING:
@@ -68,7 +80,7 @@ class FolderLeaves(StoredLeaves):
         _refuse_other_entries(files, "", keys.names)
         leaves = read_tree(files, exact=False)
         if len({leaf.nested for leaf in leaves.values()}) != 1:
-            raise FormatError(f"{path} is neither flat nor nested: not all of its leaves are kept alike")
+            raise FormatError(f"{path} is neither flat nor nested: some of its leaves are ragged and others are not")
         self.nested = next(iter(leaves.values())).nested
         tables = {key: self._table(key, leaf) for key, leaf in leaves.items()} if self.nested else {}
         rows, self.fields = {}, {}
@@ -122,7 +134,7 @@ def _rows(path: Path, key: Key, leaf: MappedLeaf) -> int:
 
 
 def _constant(files: OpenFiles, name: str) -> Any:
-    """Read an entry that is not a tensor. One that only a pickle holds is not opened: a pickle can run anything."""
+    """Read an entry that is not a tensor. An entry in a pickle is not opened, because a pickle can run any code."""
     place = f"{file_stem(name)}/meta.json"
     file = files.root / place
     if files.size(place) is None:
@@ -134,7 +146,7 @@ def _constant(files: OpenFiles, name: str) -> Any:
 
 
 def _length(files: OpenFiles) -> int | None:
-    """The number of valid elements; None where nobody wrote it down, as after a hook alone."""
+    """Return the number of valid elements; None if it was not saved, as after a hook without a checkpointer."""
     file = files.root / LENGTH
     document = parse_json(files.read(LENGTH), str(file)) if files.size(LENGTH) is not None else {}
     if not isinstance(document, dict):
@@ -146,7 +158,7 @@ def _length(files: OpenFiles) -> int | None:
 
 
 def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] = frozenset()) -> None:
-    """Raise FormatError for values that are not tensors, other than those `known`: leaving them out would lose them."""
+    """Raise FormatError for entries that are not tensors, except the `known` ones: they would be lost silently."""
     place = f"{folder}meta.json"
     file = files.root / place
     document = parse_json(files.read(place), str(file)) if files.size(place) is not None else {}
@@ -160,16 +172,17 @@ def _refuse_other_entries(files: OpenFiles, folder: str, known: frozenset[str] =
 
 
 class _Groups(H5Source):
-    """A file of many small datasets: they are looked at, by the lowest of h5py's interfaces, and closed again."""
+    """A file with many small datasets. They are examined with h5py's low-level interface, and closed at once."""
 
     def __init__(self, path: Path, place: Path) -> None:
         super().__init__(path, place)
         self._types: dict[Key, tuple[Any, np.dtype[Any], bool]] = {}
 
     def leaves(self, group: str) -> Iterator[tuple[Key, np.dtype[Any], tuple[int, ...], int]]:
-        """Yield the key, the element type and the shape of every dataset in a group, and at which byte its rows begin.
+        """Yield the key, the element type, the shape and the byte offset of the rows of every dataset in a group.
 
-        The byte is -1 where they lie in chunks, or nowhere yet, or are not of a type this machine has.
+        The offset is -1 if the rows are stored in chunks, have not been written, or are not in the format of this
+        machine.
         """
         yield from self._inside(self._file.id, group, group, ())
 
@@ -182,7 +195,7 @@ class _Groups(H5Source):
             found = h5o.open(above, member.encode())
             if isinstance(found, h5d.DatasetID):
                 dtype, plain = self._type_of(found, key)
-                # Chunked data has no offset. What was never written has no size, and an odd offset behind a user block.
+                # Chunked data has no offset. Unwritten data has no size, and a wrong offset if there is a user block.
                 begin = found.get_offset() if plain and found.get_storage_size() else None
                 if begin is None:
                     self._require(name)
@@ -194,7 +207,7 @@ class _Groups(H5Source):
             yield from self._inside(found, part, f"{name}/{part}", (*key, part))
 
     def _type_of(self, dataset: Any, key: Key) -> tuple[np.dtype[Any], bool]:
-        """Return the element type, and whether the file has its numbers just as memory has them."""
+        """Return the element type, and whether the bytes in the file are those in memory."""
         from h5py import h5t
 
         found = dataset.get_type()
@@ -209,7 +222,7 @@ class _Groups(H5Source):
         return held[1:]
 
     def raw(self, begin: int, rows: Array) -> None:
-        """Fill an array with the bytes from one byte of the file on."""
+        """Fill an array with the bytes of the file from an offset on."""
         view = memoryview(rows.reshape(-1).view(np.uint8).data)
         while view:
             got = os.preadv(self._descriptor, [view], begin)
@@ -225,7 +238,7 @@ class _Groups(H5Source):
             return rows
 
     def value(self, name: str) -> Any:
-        """Read a whole small dataset as a number or a list; None where there is none."""
+        """Read a whole small dataset as a number or a list; None if it does not exist."""
         if not self.has(name):
             return None
         with self._reading(name):
@@ -254,7 +267,7 @@ class H5Leaves(StoredLeaves):
             value(STORAGE_SHAPE), value(self.keys.is_full), value(self.keys.shift), value(H5_LENGTH), str(self.path)
         )
         names = self._source.names("")
-        self._groups = _in_order([name for name in names if name.startswith(TRAJECTORY)])
+        self._groups = in_order([name for name in names if name.startswith(TRAJECTORY)])
         if not self._groups:
             raise CorruptDataError(f"{self.path} has no group of a trajectory")
         odd = set(names) - set(self._groups) - self.keys.names - {H5_LENGTH}
@@ -296,7 +309,7 @@ class H5Leaves(StoredLeaves):
         super().close()
 
     def _lay_out(self) -> dict[Key, Array]:
-        """Read the shapes of all datasets; return behind which row of a leaf each trajectory ends."""
+        """Read the shapes of all datasets; return for each leaf the number of rows up to the end of each trajectory."""
         self.fields, self._begins = {}, {}
         lengths: dict[Key, list[int]] = {}
         for group in self._groups:
@@ -318,14 +331,6 @@ class H5Leaves(StoredLeaves):
         return {key: np.cumsum(sizes, dtype=np.int64) for key, sizes in lengths.items()}
 
 
-def _in_order(names: list[str]) -> list[str]:
-    """Sort by number where all names have one: TorchRL pads it with zeros, others may not."""
-    numbers = [name.rpartition("_")[2] for name in names]
-    if all(number.isdecimal() for number in numbers):
-        return [name for _, name in sorted(zip(map(int, numbers), names, strict=True))]
-    return sorted(names)
-
-
 def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
     try:
         return dtype_name(dtype)
@@ -334,11 +339,11 @@ def _dtype_name(dtype: np.dtype[Any], name: str) -> str:
 
 
 class TorchrlReader(ForeignReader):
-    """The valid rows of a storage that TorchRL saved: lane after lane, in each lane the oldest first.
+    """The valid rows of a storage that TorchRL saved, lane after lane; the rows of a lane start with the oldest.
 
-    `keys` are the entries that are done flags and rewards; root done flags that are `left_out` are not given. Opening
-    checks that the files are consistent (FormatError, CorruptDataError). `files` are files that are open already, which
-    this closes: what is put at `path` later is never read.
+    `keys` are the entries that are done flags and rewards. Root done flags in `left_out` are not among the fields.
+    Opening checks that the files are consistent (FormatError, CorruptDataError). `files` are already open files, which
+    the reader closes: files that replace them at `path` later are not read.
     """
 
     def __init__(
@@ -373,17 +378,17 @@ class TorchrlReader(ForeignReader):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The episodes that the done flags end; every lane ends with one, finished or not."""
+        """The episodes that done flags end, and the last one of every lane, whether it is finished or not."""
         return table_of_ends(self, self._ended, self.flagged)
 
     @cached_property
     def flagged(self) -> Array:
-        """Of each episode, whether a flag ends it, and not the end of its lane alone."""
+        """For each episode, whether it ends with a flag; otherwise it ends with its lane."""
         return flags_at(self, (NEXT, *self.keys.done), self._ended)
 
     @property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """TorchRL keeps none."""
+        """None: TorchRL stores no texts of episodes."""
         return None
 
     def read(self, key: Key, start: int, stop: int) -> Array:
@@ -398,12 +403,12 @@ class TorchrlReader(ForeignReader):
             yield self._read(self._leaf(key, start, stop), first, last)
 
     def documents(self) -> dict[str, bytes]:
-        """TorchRL keeps none."""
+        """Empty: TorchRL stores no documents."""
         return {}
 
     @property
     def has_digests(self) -> bool:
-        """Whether rbtool wrote the checkpoint and recorded digests next to it: TorchRL records none."""
+        """Whether there are digests next to the files: rbtool writes them, TorchRL does not."""
         return self._noted is not None
 
     def verify_files(self) -> None:
@@ -430,9 +435,7 @@ class TorchrlReader(ForeignReader):
             done, reward = key in self.keys.dones, key in self.keys.rewards
             field = Field(key, leaf.dtype, leaf.shape, "done" if done else "reward" if reward else leaf.role)
             if key[0] == NEXT:
-                raise FormatError(
-                    f"{self.path} has the entry {key_name(key)!r}, which TorchRL's layout has no place for"
-                )
+                raise FormatError(f"{self.path} has the entry {key_name(key)!r}, which TorchRL's layout does not have")
             if not reward and not (done and key in self._left_out):
                 root.append(field)
             if done or reward or key in self._stored.states:
@@ -440,7 +443,13 @@ class TorchrlReader(ForeignReader):
         return (*root, *after)
 
     def _runs(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Where in the checkpoint the steps `[start, stop)` lie, of which each run is within a lane."""
+        """Yield the runs of steps of the checkpoint that hold the valid steps `[start, stop)`, each within a lane.
+
+        The checkpoint has the whole capacity of every lane, but only `rows` of it are valid:
+
+            checkpoint, capacity 5    [a a a . .] [b b b . .]
+            valid steps, rows 3       [a a a] [b b b]              steps 2..4 -> runs 2..3 and 5..7
+        """
         rows, capacity = self._header.rows, self._header.capacity
         while start < stop:
             lane, row = divmod(start, rows)
@@ -462,7 +471,7 @@ class TorchrlReader(ForeignReader):
         return without_ends(self._stored.fetch(key, first, last + 1), ends[low:high] - start)
 
     def _valid_ends(self) -> Array:
-        """The steps that end an episode: those with an extra row, and the last of every lane."""
+        """Return the valid steps that end an episode: those with an extra row, and the last one of every lane."""
         rows, capacity = self._header.rows, self._header.capacity
         lane, row = np.divmod(self._stored.ends, capacity)
         valid = row < rows
@@ -521,7 +530,7 @@ class TorchrlForm(ForeignForm):
 
 
 def _is_nested(folder: Path) -> bool:
-    """Whether the leaves are ragged; a damaged folder raises where it is read."""
+    """Whether the leaves are ragged. For a damaged folder this is False; the reader raises the error."""
     try:
         with OpenFiles(folder) as files:
             return any(leaf.nested for leaf in read_tree(files, exact=False).values())
@@ -530,10 +539,10 @@ def _is_nested(folder: Path) -> bool:
 
 
 def _is_h5(path: Path) -> bool:
-    """Whether a file is HDF5 in TorchRL's layout. A file of ours has a manifest in front of the HDF5 data."""
+    """Whether a file is HDF5 in TorchRL's layout. Files of rbtool begin with a manifest, before the HDF5 data."""
     if not begins_as_h5(path):
         return False
-    from ..encodings.hdf5_files import root_members  # loads h5py, which is needed for such files alone
+    from ..encodings.hdf5_files import root_members  # loads h5py, which other files do not need
 
     try:
         return STORAGE_SHAPE in root_members(path)

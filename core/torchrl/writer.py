@@ -1,8 +1,8 @@
 """Writes TED rows in the layouts that TorchRL 0.14 reads: flat, nested and H5.
 
-There may be very many small datasets in H5, so they are made by the lowest of h5py's interfaces, and their rows written
-past libhdf5 into their places. Datasets to which nothing is written, as for rows that the storage never had, get no
-place.
+H5 may have very many small datasets. For speed, they are created with h5py's low-level interface, and their rows are
+written directly to their offsets in the file, without libhdf5. A dataset to which nothing is written, as for rows that
+the storage never had, gets no space.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     import h5py
 
 _DIMENSIONS = 2
-"""Of how many dimensions TorchRL 0.14 loads storages from these layouts."""
-_VANISHING = frozenset({"shape", "device", "_type"})
+"""The largest number of dimensions of a storage that TorchRL 0.14 loads from these layouts."""
+_RESERVED = frozenset({"shape", "device", "_type"})
+"""Names that tensordict reserves: leaves with such a name would be missing when the folder is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrlPlan:
-    """The stored leaves by the TED key whose values they hold; the key of each field is its place.
+    """The leaves to store, by the TED key of their values; the key of each field is its key in the layout.
 
-    `states` have one row more behind every end, `steps` one a step; `silent` are root done flags, which TorchRL makes
-    up as false and which must be that.
+    `states` have an additional row after every end, `steps` one row for each step. `silent` are root done flags, which
+    are not stored: TorchRL loads them as false, so they must be false.
     """
 
     header: TorchrlHeader
@@ -55,7 +56,7 @@ class TorchrlPlan:
 
     @classmethod
     def of(cls, fields: Sequence[Field], filled: FilledStorage, keys: TorchrlKeys, form: CompactForm) -> TorchrlPlan:
-        """Lay fields out for a form; SchemaError names the first leaf that has no place in it."""
+        """Assign fields to the leaves of a form; SchemaError for the first one that the form cannot store."""
         header = _header(filled)
         by_key = {field.key: field for field in fields}
         _require_one_flag(by_key, keys)
@@ -90,7 +91,7 @@ class TorchrlPlan:
         return [*self.states.values(), *self.steps.values()]
 
     def bytes(self, ends: int) -> int:
-        """Bytes of all rows, also of those that were never written."""
+        """Return the size of all rows in bytes, including those that were never written."""
         per_state = sum(field.row_bytes for field in self.states.values())
         return per_state * (self.header.steps + ends) + self.header.steps * sum(
             field.row_bytes for field in self.steps.values()
@@ -102,12 +103,12 @@ def _require_places(leaves: Sequence[Field], form: CompactForm, keys: TorchrlKey
     for field in leaves:
         if field.key[0] in names and form != "h5":
             raise _refused(f"there is an entry {field.name!r}", "that name is the layout's own")
-        if form != "h5" and _VANISHING & set(field.key):
+        if form != "h5" and _RESERVED & set(field.key):
             raise _refused(f"there is an entry {field.name!r}", "tensordict keeps that name for itself")
         if form == "h5" and any("/" in part or "\0" in part or part in {"", ".", ".."} for part in field.key):
             raise _refused(f"there is an entry {field.name!r}", "HDF5 takes such a name for a path")
         if form == "h5" and field.dtype == "bfloat16":
-            raise _refused(f"{field.name} is of bfloat16", "HDF5 has no such type", "take the flat or nested form")
+            raise _refused(f"{field.name} is of bfloat16", "HDF5 has no such type", "use the flat or nested form")
         if "complex" in field.dtype:
             raise _refused(f"{field.name} is of {field.dtype}", "its memory-mapped tensors hold no such numbers")
         if not math.prod(field.shape):
@@ -124,10 +125,10 @@ def _header(filled: FilledStorage) -> TorchrlHeader:
     rows, *lanes = filled.shape
     capacity = filled.capacity // math.prod(lanes)
     if not filled.full:
-        # The row in front of it is taken for an end, and the last valid row needs that: what follows was never written.
+        # The row before `shift` counts as an end. The last valid row must be one, because no written row follows it.
         return TorchrlHeader((capacity, *lanes), False, rows, filled.length)
-    # For rows that are not turned TorchRL writes the capacity, but then fails to load it into most buffers; of the
-    # numbers that mean the same, it takes this one everywhere.
+    # For rows that are not rotated, TorchRL writes the capacity, but cannot load that into most buffers. It loads the
+    # negative capacity, which means the same, into all of them.
     return TorchrlHeader((capacity, *lanes), True, filled.oldest or -capacity, filled.length)
 
 
@@ -151,10 +152,11 @@ def _refused(found: str, expected: str, hint: str = OWN_FORM) -> SchemaError:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """Consecutive rows of a state, at the root and below `next`.
+    """Consecutive rows of a state in a lane, at the root and below `next`.
 
-    `ends` are the rows behind which an episode ends, counted from the first. `broken` is the first row of the
-    lane up to here whose next observation is not what follows though nothing ends there, None if there is none.
+    `ends` are the rows at which an episode ends, counted from the first of these rows. `broken` is the first row of the
+    lane whose next observation differs from the following row although no episode ends there; None if there is none up
+    to here.
     """
 
     root: Array
@@ -166,7 +168,7 @@ class StatePart:
 def state_parts(
     source: StepReader, key: Key, leaf: Field, header: TorchrlHeader, ends: Array, lane: int
 ) -> Iterator[StatePart]:
-    """Yield the valid rows of a lane part by part; `ends` count over the capacity of all lanes, `source` over rows."""
+    """Yield the valid rows of a lane in parts. `ends` count the capacity of all lanes, `source` only valid rows."""
     first, offset = lane * header.capacity, lane * header.rows
     own = ends[slice(*np.searchsorted(ends, (first, first + header.rows)))] - first
     held: Array | None = None
@@ -183,9 +185,10 @@ def state_parts(
 
 
 def step_ends(source: StepReader, done: Key, header: TorchrlHeader) -> Array:
-    """The steps, counted over the capacity of all lanes, behind which states have an extra row.
+    """Return the steps, counted over the capacity of all lanes, after which states have an additional row.
 
-    Those are where any number of the flag `done` is set, and one in every lane that the layout takes for an end.
+    These are the steps with the flag `done`, and in every lane the one that ends an episode in the layout
+    (`TorchrlHeader.forced`).
     """
     field, found = field_named(source.fields, done), [header.forced_steps]
     for start, stop in leaf_parts(source.manifest.steps, field.row_bytes):
@@ -204,12 +207,12 @@ def write_torchrl(
     progress: Progress,
     compression: Compression | None = None,
 ) -> None:
-    """Write rows that fill the storage `filled` to `target`, a folder in a staging area or, for `h5`, a file in one.
+    """Write the rows of the storage `filled` to `target`: a folder in a staging area or, for `h5`, a file in one.
 
-    SchemaError for what the layout cannot hold: ends of single agents, keys below `next` only, a root reward, root
-    done flags that are set, next observations that are not the observations of the following row where no episode
-    ends, numbers or names that the files cannot hold, more than two dimensions. What was written until then is
-    not a checkpoint.
+    SchemaError for data that the layout cannot hold: ends of single agents, keys that are only below `next`, a root
+    reward, root done flags that are set, next observations that differ from the following row although no episode ends,
+    types or names that the files cannot hold, more than two dimensions. The files written before an error are not a
+    valid checkpoint.
     """
     plan = TorchrlPlan.of(source.fields, filled, keys, form)
     ends = step_ends(source, plan.done, plan.header)
@@ -232,10 +235,11 @@ def write_leaves(
     *,
     every: bool = False,
 ) -> None:
-    """Write all leaves, one after the other, lane after lane: the loop of every layout and of the hooks.
+    """Write all leaves, one after the other, each lane after lane. All layouts and the hooks use this loop.
 
-    `states` and `steps` map the TED key of the rows to the leaf that stores them; `ends` come from `step_ends`,
-    and `every` is as in `Counts`. SchemaError for a state whose next rows do not follow.
+    `states` and `steps` map the TED key of the rows to the leaf that stores them. `ends` come from `step_ends`; for
+    `every`, see `Counts`. SchemaError for a state whose next observation differs from the following row although no
+    episode ends.
     """
     counts = Counts(header, ends, every=every)
     for key, leaf in states.items():
@@ -244,9 +248,8 @@ def write_leaves(
             for part in state_parts(source, key, leaf, header, ends, lane):
                 if part.broken is not None and part.broken <= header.forced:
                     raise SchemaError(
-                        f"{NEXT}.{key_name(key)} of step {lane * header.rows + part.broken:,} is not what follows, "
-                        "though no episode ends there, which TorchRL's layout cannot hold: it takes it from the "
-                        "following row",
+                        f"{NEXT}.{key_name(key)} of step {lane * header.rows + part.broken:,} differs from the "
+                        "following row, although no episode ends there: TorchRL's layout cannot hold that",
                         hint=OWN_FORM,
                     )
                 sink.append(with_ends(part.root, part.after, part.ends))
@@ -266,7 +269,7 @@ _CONSTANT = {"_type": "<class 'tensordict.tensorclass.NonTensorData'>", "_is_non
 
 
 class FolderSink(TorchrlSink):
-    """Writes the flat or nested layout into an empty folder, and if `counted` how many elements are valid."""
+    """Writes the flat or nested layout into an empty folder; if `counted`, also the number of valid elements."""
 
     def __init__(self, folder: Path, *, nested: bool, counted: bool = True) -> None:
         self._folder = folder
@@ -367,10 +370,10 @@ class GroupSink(TorchrlSink):
             self._row, rows = self._row + count, rows - count
 
     def end(self) -> None:
-        """Nothing is gathered."""
+        """Do nothing: rows are written when they are appended."""
 
     def finish(self, header: TorchrlHeader, keys: TorchrlKeys) -> None:
-        """Write the four small datasets, and sync."""
+        """Write the four small datasets of the header, and flush the file to the disk."""
         entries: dict[str, Any] = {
             H5_LENGTH: np.int64(header.length), keys.is_full: np.bool_(header.full), keys.shift: np.int64(header.shift),
             STORAGE_SHAPE: np.array(header.shape, np.int64),
@@ -388,7 +391,7 @@ class GroupSink(TorchrlSink):
         self._file.__exit__()
 
     def _next(self, *, written: bool) -> None:
-        """Create the next dataset where this one is full; it gets a place if it is to be written to."""
+        """Create the next dataset if the current one is full. It gets space in the file only if it is `written`."""
         while self._row == self._rows:
             self._number, self._row = self._number + 1, 0
             self._rows = self._counts[self._number]
@@ -412,7 +415,7 @@ class GroupSink(TorchrlSink):
 
 
 class _Properties:
-    """How datasets and the groups around them are made."""
+    """The creation properties of datasets and of the groups around them."""
 
     def __init__(self) -> None:
         from h5py import h5p, h5t
@@ -421,7 +424,7 @@ class _Properties:
 
         self.placed, self.unplaced = allocated_at_once(), h5p.create(h5p.DATASET_CREATE)
         for stored in (self.placed, self.unplaced):
-            stored.set_obj_track_times(False)  # the same rows are the same bytes
+            stored.set_obj_track_times(False)  # so that equal rows give equal files
         self.links, self.unicode_links = (h5p.create(h5p.LINK_CREATE) for _ in range(2))
         self.unicode_links.set_char_encoding(h5t.CSET_UTF8)
         for links in (self.links, self.unicode_links):

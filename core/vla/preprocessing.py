@@ -1,4 +1,4 @@
-"""Preprocessing of images as in OpenVLA: JPEG compression, resizing to a square, centre crop and normalization."""
+"""Preprocessing of images as in OpenVLA: JPEG compression, resizing to a square, centre crop and normalisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from ..errors import SchemaError, UsageError
 
 _AREA = 0.9
-"""Share of the area that the centre crop keeps; OpenVLA was trained with it."""
+"""The fraction of the area that the centre crop keeps, as in the training of OpenVLA."""
 _LOBES = 3
 _CHANNELS = 3
 
@@ -29,13 +29,14 @@ class OpenVLAImagePreprocessor:
     3. with `center_crop`, replaced by its centre (0.9 of the area), enlarged to `size`;
     4. with `mean` and `std`, normalized to `(pixels / 255 - mean) / std` in float32.
 
-    Steps 1 to 3 round to uint8, which is the result without normalization. Images stay on their device; one channel is
-    repeated three times. Input is uint8, other integers from 0 to 255, or floats. Floats range from 0 to 1 if none in
-    the call is above 1, else from 0 to 255, so that almost black float images are ambiguous: prefer uint8.
+    Steps 1 to 3 round to uint8. Without step 4, the result is uint8. It is on the device of the input. A single channel
+    is repeated three times. The input is uint8, other integers from 0 to 255, or floats. Floats are taken to range from
+    0 to 1 if none in the call is above 1, and from 0 to 255 otherwise. Almost black images are therefore ambiguous as
+    floats: prefer uint8.
 
     Args:
         size: height and width of the result.
-        center_crop: whether to crop.
+        center_crop: apply step 3.
         jpeg_quality: quality of the JPEG compression.
         mean, std: numbers `[3]`; with `[N, 3]` the result has N normalized copies, `[*batch, 3 * N, size, size]`.
         backend: how images are resized. `"torch_reference"`: Lanczos with three lobes, antialiased, in torch;
@@ -44,8 +45,8 @@ class OpenVLAImagePreprocessor:
             decodes JPEG with a faster, less exact transform.
 
     Raises:
-        UsageError (a ValueError): an argument makes no sense.
-        ImageShapeError (a RuntimeError and a ValueError): the input is not images.
+        UsageError (a ValueError): an argument is invalid.
+        ImageShapeError (a RuntimeError and a ValueError): the input does not consist of images.
 
     >>> OpenVLAImagePreprocessor(size=64)(torch.zeros(2, 3, 32, 48, dtype=torch.uint8)).shape
     torch.Size([2, 3, 64, 64])
@@ -138,7 +139,7 @@ def _pixels(images: Any) -> torch.Tensor:
         return images
     if images.dtype is torch.bool or images.is_complex():
         raise ImageShapeError(f"the images are {images.dtype}, expected uint8, other integers or floats")
-    if images.numel() and not bool(((images >= 0) & (images <= 255)).all()):  # not so for NaN
+    if images.numel() and not bool(((images >= 0) & (images <= 255)).all()):  # also refuses NaN
         raise ImageShapeError("the images have values that are not from 0 to 255")
     if not images.is_floating_point():
         return images.to(torch.uint8)

@@ -1,6 +1,7 @@
-"""Data of robots for vision-language-action models: metadata, the layout of a step, and actions as tokens.
+"""Data of robots for vision-language-action models: metadata, the layout of a step, and tokens of actions.
 
-Tokens are uniform bins, or OpenVLA's bins at the end of a language model's vocabulary.
+An action token is the number of a uniform bin, or one of the last tokens of a language model's vocabulary, as in
+OpenVLA.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ _KEYS = ("state_key", "instruction_key", "action_key")
 class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
     """Describes a robot dataset: ids, actions and their statistics, control frequency in Hz, keys, licence and URL.
 
-    A tensorclass of batch size `[]`, whose fields match TorchRL's. `a == b` compares field by field: its `all()`, and
-    `bool(a == b)`, are True if all are equal, also if one of the two lacks a field, for which TorchRL raises KeyError.
-    The statistics `action_mean`, `action_std`, `action_low` and `action_high`
-    are tensors or sequences of numbers, `[action_dim]` or one number for all dimensions. They are kept as float32, or
-    as float64 if such a tensor is given (TorchRL keeps integers as they are). `action_space` is one of `ActionSpace`,
-    `gripper_mode` one of `GripperMode`.
+    A tensorclass of batch size `[]`, with the fields of TorchRL's class. `a == b` compares field by field;
+    `bool(a == b)` and `(a == b).all()` are True if all fields are equal. If a field is None in only one of the two,
+    they are not equal, while TorchRL raises KeyError.
+
+    The statistics `action_mean`, `action_std`, `action_low` and `action_high` are tensors or sequences of numbers,
+    `[action_dim]`, or one number for all dimensions. They are stored as float32, or as float64 if such a tensor is
+    given; TorchRL also stores integers. `action_space` is one of `ActionSpace`, `gripper_mode` one of `GripperMode`.
 
     Raises:
         UsageError (a ValueError): `action_dim` is not a whole number from 1, the space or mode is unknown, the
@@ -81,7 +83,7 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
     source_url: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset_id, str):  # what was stacked, or the result of a comparison
+        if not isinstance(self.dataset_id, str):  # a stack of several, or the result of a comparison
             return
         for name, known in (("action_space", ActionSpace), ("gripper_mode", GripperMode)):
             require_choice(name, getattr(self, name), get_args(known))
@@ -152,16 +154,16 @@ class RobotDatasetMetadata(TensorClass["nocast"]):  # type: ignore[type-arg, nam
 
     @classmethod
     def from_dict(cls, input_dict: Mapping[str, Any]) -> RobotDatasetMetadata:  # type: ignore[override]
-        """Make metadata of what `to_dict` returns; unknown keys are ignored.
+        """Make metadata from the result of `to_dict`; unknown keys are ignored.
 
-        tensordict's own method makes tensors of numbers and tensordicts of keys.
+        The method of the base class would convert numbers to tensors, and keys to tensordicts.
         """
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in input_dict.items() if name in known})
 
 
 def _compared(one: RobotDatasetMetadata, other: object) -> Any:
-    """Return metadata with a bool tensor for each field that one of two has, `[]` or in the shape of both."""
+    """Return metadata with a bool tensor for each field that is set in one of two; `[]`, or of their common shape."""
     if not isinstance(other, RobotDatasetMetadata):
         return NotImplemented
     names = [field.name for field in fields(RobotDatasetMetadata)]
@@ -188,7 +190,7 @@ def _hashed(metadata: RobotDatasetMetadata) -> int:
     return hash((metadata.dataset_id, metadata.action_dim))
 
 
-# Every tensorclass gets such methods when its class is made, in place of those that it defines.
+# The decorator of tensorclasses overwrites these methods, so they are assigned afterwards.
 for _name, _method in {"eq": _compared, "ne": _differ, "bool": _is_true, "hash": _hashed}.items():
     setattr(RobotDatasetMetadata, f"__{_name}__", _method)
 
@@ -208,7 +210,7 @@ def _statistics(name: str, given: Any, dim: int | None) -> torch.Tensor | None:
     try:
         values = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{name} has to be numbers: {error}") from error
+        raise UsageError(f"{name} must be numbers: {error}") from error
     if values.is_complex() or values.dtype == torch.bool:
         raise UsageError(f"{name} is {values.dtype}, expected numbers")
     values = values if values.dtype == torch.float64 else values.to(torch.float32)
@@ -231,10 +233,10 @@ ACTION_IS_PAD_KEY = "action_is_pad"
 
 
 class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
-    """The images of a batch of steps, `[*batch, C, H, W]`; has the fields of TorchRL's tensorclass.
+    """The images of a batch of steps, `[*batch, C, H, W]`. The fields are those of TorchRL's tensorclass.
 
-    There are images of the main camera, of a wrist camera, and in the tensordict `extra` of other cameras by name; each
-    may be None. `padded` marks steps at the end that repeat others.
+    `image` is from the main camera, `wrist_image` from a wrist camera; the tensordict `extra` has the images of other
+    cameras by name. Each may be None. `padded` marks steps at the end that repeat others.
     """
 
     image: Any = None
@@ -244,9 +246,9 @@ class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
 
 
 class VLAObservation(TensorClass):
-    """What a policy sees: images, robot state `[*batch, n]`, instruction, and preprocessed entries.
+    """The input of a policy: images, robot state `[*batch, n]`, instruction, and preprocessed entries.
 
-    Has the fields of TorchRL's tensorclass.
+    The fields are those of TorchRL's tensorclass.
     """
 
     images: Any = None
@@ -256,10 +258,10 @@ class VLAObservation(TensorClass):
 
 
 class VLAAction(TensorClass["nocast", "shadow"]):  # type: ignore[type-arg, name-defined]
-    """What a policy does: a chunk of actions `[*batch, steps, action_dim]`, its tokens, and their log-probabilities.
+    """The output of a policy: a chunk of actions `[*batch, steps, action_dim]`, its tokens and log-probabilities.
 
-    `tokens` and `raw_tokens` (as the model produced them) are int64, `mask` is bool; `padded` marks steps at the end of
-    a chunk that repeat others. Has the fields of TorchRL's tensorclass.
+    `tokens` and `raw_tokens` (as the model produced them) are int64, `mask` is bool. `padded` marks steps at the end of
+    a chunk that repeat others. The fields are those of TorchRL's tensorclass.
     """
 
     chunk: Any = None
@@ -291,9 +293,9 @@ def validate_vla_tensordict(
 ) -> list[str]:
     """Check the layout of steps; return the problems, one sentence each, or an empty list.
 
-    Checked are the instruction (text that is not blank, one for all steps or one per step, or tokens), the actions
-    (numbers, finite with `check_finite`), and that there is an image or a state. Entries that are not required are
-    checked if they exist. TorchRL's function of this name looks at the first instruction only, and accepts text as
+    The instruction must be tokens, or text that is not blank: one for all steps, or one for each. Actions must be
+    numbers, with `check_finite` finite ones. There must be an image or a state. Entries that are not required are
+    checked if they exist. TorchRL's function of this name checks only the first instruction, and accepts text as
     actions.
 
     Raises:
@@ -318,10 +320,10 @@ def validate_vla_tensordict(
         issues.append(f"{_shown(instruction_key)} is missing: the language instruction")
     if image is None and state is None and require_perception:
         issues.append(
-            f"{_shown(image_key)} and {_shown(state_key)} are missing: there is no perception, image or state"
+            f"{_shown(image_key)} and {_shown(state_key)} are missing: there is no perception (image or state)"
         )
     if action is None and require_action:
-        issues.append(f"missing action: {_shown(action_key)} is not there")
+        issues.append(f"missing action: there is no {_shown(action_key)}")
     if action is not None:
         issues += _action_issues(_shown(action_key), action, finite=check_finite)
     if issues and raise_on_error:
@@ -378,15 +380,16 @@ def _action_issues(name: str, found: Any, *, finite: bool) -> list[str]:
 
 
 _TINY = 1e-8
-"""OpenVLA adds this to the width of a range."""
+"""OpenVLA adds this to the width of a range, so that it never divides by zero."""
 
 
 @counterpart
 class ActionTokenizerBase(Rebased, torch.nn.Module, ABC):
-    """Turns actions into tokens and back. It is a module, so that its constants move to a device with a model.
+    """The base class of action tokenizers, which convert actions to tokens and back.
 
-    Subclasses implement `encode(actions)`, from floats `[..., action_dim]` to int64 of the same shape,
-    `decode(tokens)`, back to float32, and `vocab_size`.
+    A tokenizer is a module, so that its constants move to a device together with a model. Subclasses implement
+    `encode(actions)`, from floats `[..., action_dim]` to int64 of the same shape, `decode(tokens)`, back to float32,
+    and `vocab_size`.
     """
 
     @property
@@ -400,7 +403,7 @@ class ActionTokenizerBase(Rebased, torch.nn.Module, ABC):
 
     @abstractmethod
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the actions that tokens stand for, float32 of the same shape."""
+        """Return the actions of tokens, float32 of the same shape."""
 
     def forward(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the tokens of actions."""
@@ -411,8 +414,8 @@ class ActionTokenizerBase(Rebased, torch.nn.Module, ABC):
 class UniformActionTokenizer(ActionTokenizerBase):
     """Divides the range of each action dimension into `num_bins` bins of equal width; a token is the index of a bin.
 
-    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments match
-    TorchRL's class, which encodes NaN as some token, while this one raises.
+    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments are
+    those of TorchRL's class. NaN is an error here, while TorchRL encodes it as an arbitrary token.
 
     Args:
         num_bins: the number of bins per dimension.
@@ -469,7 +472,7 @@ class UniformActionTokenizer(ActionTokenizerBase):
     def encode(self, actions: torch.Tensor) -> torch.Tensor:
         """Return the bins of actions."""
         actions, low, high = _actions(actions, self.action_dim), self.low, self.high
-        part = (actions.clamp(low, high) - low) / (high - low)  # in float32, whose rounding decides as TorchRL's does
+        part = (actions.clamp(low, high) - low) / (high - low)  # in float32, so that rounding is the same as TorchRL's
         return (part * self.num_bins).floor().to(torch.int64).clamp(0, self.num_bins - 1)
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -489,19 +492,19 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
         edges     |     |     |     |     |
         token       V-1   V-2   V-3   V-4
 
-    `decode` returns the centres between edges; a token that stands for no bin, as a model may produce one, is decoded
-    as the nearest bin. The tokens match OpenVLA, the arguments TorchRL. The buffers `bins`, float64 `[num_bins]`, and
+    `decode` returns the centres between edges. A token outside of the bins, which a model may produce, is decoded as
+    the nearest bin. The tokens match OpenVLA, the arguments TorchRL. The buffers `bins`, float64 `[num_bins]`, and
     `bin_centers`, `[num_bins - 1]`, are the edges and the centres between them.
 
     Args:
         num_bins: the number of edges.
         full_vocab_size: V; by default `num_bins`.
         norm_low, norm_high: the range of actions `[action_dim]` that is scaled to [-1, 1]; for OpenVLA the 1st and 99th
-            percentile. None for no scaling.
-        norm_mask: bool `[action_dim]`; dimensions where it is False, such as a gripper, are not scaled.
-        gripper_binarize: let `decode` round the dimensions that are not scaled to 1 (above
-            `gripper_binarize_threshold`) or -1.
-        gripper_invert: let `decode` change their sign.
+            percentile. None: actions are not scaled.
+        norm_mask: bool `[action_dim]`. Dimensions where it is False, such as a gripper, are not scaled.
+        gripper_binarize: `decode` sets the dimensions that are not scaled to 1 if they are above
+            `gripper_binarize_threshold`, else to -1.
+        gripper_invert: `decode` changes the sign of these dimensions.
 
     Raises:
         UsageError (a ValueError): there are fewer than 2 bins, or more bins than tokens in the vocabulary; a range is
@@ -593,7 +596,7 @@ class VocabTailActionTokenizer(ActionTokenizerBase):
         return self.vocab_size - places
 
     def decode(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the actions that tokens stand for."""
+        """Return the actions of tokens."""
         _require_tokens(tokens, self.vocab_size, self.action_dim)
         actions = self.bin_centers[(self.vocab_size - tokens - 1).clamp(0, self.num_bins - 2)]
         if self.norm_low is not None and self.norm_high is not None and self.norm_mask is not None:
@@ -617,7 +620,7 @@ def _floats(name: str, given: Any) -> torch.Tensor:
     try:
         return torch.as_tensor(given, dtype=torch.float64).clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{name} has to be numbers: {error}") from error
+        raise UsageError(f"{name} must be numbers: {error}") from error
 
 
 def _require_range(low_name: str, low: torch.Tensor, high_name: str, high: torch.Tensor) -> None:

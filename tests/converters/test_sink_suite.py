@@ -149,8 +149,8 @@ SABOTEURS = [
     (TakesAnyFolder, "test_it_recognises_its_exports_and_nothing_else"),
     (RaisesOnOtherFiles, "test_it_recognises_its_exports_and_nothing_else"),
     (TakesFilesOfOthers, "test_a_folder_with_a_file_of_others_is_no_export"),
-    (LeavesAFileBehind, "test_it_writes_the_target_alone"),
-    (EditsTheSource, "test_it_writes_the_target_alone"),
+    (LeavesAFileBehind, "test_it_only_writes_the_target"),
+    (EditsTheSource, "test_it_only_writes_the_target"),
     (LeavesAFileOpen, "test_every_file_is_closed"),
     (FailsWithAnotherError, "test_data_of_any_type_are_stored_or_refused_before_anything_is_written"),
 ]

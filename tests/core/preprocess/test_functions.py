@@ -239,6 +239,24 @@ def test_all_units_agree() -> None:
     assert results[0]["twice",] == ("float32", [[2 * step, 2 * step * step] for step in range(8)])
 
 
+def test_an_edited_module_is_another_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an unfinished run is compared with: a module in the folder, or on the import path, with its package."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("alone_51.py", "pack_51/__init__.py", "pack_51/deep.py", "pack_51/near.py", "path/on_path_51.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "pack_51/deep.py").write_text("import alone_51\nfrom . import near\n1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    modules = ("alone_51", "pack_51.deep", "on_path_51")
+    parts = {"alone_51.py": "alone_51", "pack_51/near.py": "pack_51.deep", "path/on_path_51.py": "on_path_51"}
+    for file, changed in parts.items():
+        before = {name: find_function(f"{name}:f").fingerprint() for name in modules}
+        (tmp_path / file).write_text(f"x = {file!r}")
+        after = {name: find_function(f"{name}:f").fingerprint() for name in modules}
+        assert {name for name in modules if before[name] != after[name]} == {changed}
+    assert [find_function(f"{name}:f").fingerprint() for name in ("json", "torch.nn", "nowhere_51")] == [""] * 3
+
+
 FILES = ("helper.py", "other.py", "pack/__init__.py", "pack/deep.py", "pack/inner/__init__.py", "pack/inner/leaf.py")
 
 

@@ -558,6 +558,21 @@ def test_a_new_box_has_a_new_number_of_categories() -> None:
     assert spec.is_in(spec.rand() * 0 + 6)
 
 
+@pytest.mark.parametrize(
+    ("spec", "box"),
+    [
+        (Categorical(4, dtype=torch.int8), CategoricalBox(300)),
+        (Categorical(2, mask=torch.tensor([True, False])), CategoricalBox(3)),
+        (Categorical(2, mask=torch.tensor([True, False])), CategoricalBox(-1)),
+    ],
+)
+def test_a_box_that_does_not_fit_is_refused(spec: Categorical, box: CategoricalBox) -> None:
+    before = spec.clone()
+    with pytest.raises(ValueError, match="expected|do not fit"):
+        spec.space = box
+    assert spec == before
+
+
 @pytest.mark.parametrize("counts", [[2, 3], [5], [2, 3, 4]])
 def test_numbers_of_rows_have_the_spec_of_columns(counts: list[int]) -> None:
     rows = MultiOneHot(counts, (4, sum(counts)))

@@ -834,6 +834,12 @@ def test_consolidation_makes_missing_entries_like_the_others(entries: Any, shape
     assert stack(*entries) == before
 
 
+def test_consolidation_shares_no_entry_between_members() -> None:
+    whole: Any = consolidate_spec(stack({"a": Unbounded((3,))}, {}, {}))
+    whole.specs[1]["a"].shape = (1,)
+    assert [member["a"].shape for member in whole.specs] == [(3,), (1,), (0,)]
+
+
 def test_consolidation_makes_nested_entries_whole() -> None:
     spec = stack({"in": {"b": Bounded(0, 1, (3,))}}, {"in": {"c": Categorical(3, (2,))}}, {"d": None})
     whole: Any = consolidate_spec(Composite(outer=spec, shape=(3,)))["outer"]

@@ -89,7 +89,7 @@ class TestFillsWithOpenSchema(StorageFillTests):
     def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
         return LazyTensorStorage(max_size, ndim=ndim, schema="open")
 
-    def test_what_does_not_fit_is_refused_and_changes_nothing(self, case: Any) -> None:
+    def test_unfitting_data_are_refused_and_change_nothing(self, case: Any) -> None:
         """Other keys fit here."""
 
 

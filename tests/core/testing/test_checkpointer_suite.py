@@ -207,7 +207,7 @@ BROKEN: dict[type[StorageCheckpointerBase], str] = {
     WrongOrder: "test_rows_come_back_bit_for_bit",
     ForgetsAKey: "test_rows_come_back_bit_for_bit",
     ForgetsTheCursor: "test_rows_come_back_bit_for_bit",
-    KeepsOlderRows: "test_rows_that_were_there_are_replaced",
+    KeepsOlderRows: "test_old_rows_are_replaced",
     ChangesTheRows: "test_saving_changes_nothing",
     KeepsRowsInMemory: "test_each_checkpoint_has_its_own_rows",
     NotAtomic: "test_an_older_checkpoint_survives_a_write_that_fails",
@@ -215,7 +215,7 @@ BROKEN: dict[type[StorageCheckpointerBase], str] = {
     OfTorchRL: "test_damage_is_found_and_changes_nothing",
     WritesElsewhere: "test_only_the_folder_is_written_to",
     LeavesAFileOpen: "test_files_are_closed",
-    SkipsHooks: "test_hooks_change_what_is_written_and_what_is_read",
+    SkipsHooks: "test_hooks_change_the_written_and_the_read_rows",
     CannotBePickled: "test_a_pickled_checkpointer_reads_the_same",
 }
 

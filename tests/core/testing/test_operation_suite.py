@@ -217,7 +217,7 @@ SABOTEURS: dict[type[RowOperation], str] = {
     DeclaresAnotherDtype: "test_the_result_has_the_declared_fields",
     ReturnsFewerRows: "test_the_result_has_the_declared_fields",
     IsRandom: "test_the_result_is_deterministic",
-    EditsItsInput: "test_the_rows_given_stay_as_they_are",
+    EditsItsInput: "test_the_given_rows_are_unchanged",
     KeepsAnAttribute: "test_the_result_is_deterministic",
     ForgetsAnArgument: "test_its_description_makes_an_equal_operation",
     DropsRows: "test_rows_stay_unless_it_drops_rows",

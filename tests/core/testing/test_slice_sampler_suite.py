@@ -103,7 +103,7 @@ class KeepsTheGenerator(SliceSampler):
 SABOTEURS = [
     (AcrossEpisodes, "test_slices_are_legal"),
     (AcrossLanes, "test_slices_are_legal"),
-    (ATensorAlone, "test_an_index_is_a_tensor_a_dimension"),
+    (ATensorAlone, "test_an_index_has_a_tensor_for_each_dimension"),
     (OtherRows, "test_a_batch_of_the_buffer_holds_the_slices"),
     (NoEndOfASlice, "test_slices_are_legal"),
     (ForgetsDone, "test_marks_of_steps_fit_the_data"),
@@ -111,9 +111,9 @@ SABOTEURS = [
     (AllSteps, "test_short_slices_repeat_their_last_step"),
     (NumbersOfItsOwn, "test_the_seed_decides"),
     (NumbersOfItsOwn, "test_torch_manual_seed_decides"),
-    (FavoursTheFirst, "test_slices_come_as_often_as_they_should"),
+    (FavoursTheFirst, "test_slices_have_their_exact_probabilities"),
     (LooksOnce, "test_writes_are_seen"),
-    (FewerSteps, "test_what_cannot_be_divided_is_a_runtime_error"),
+    (FewerSteps, "test_an_indivisible_batch_size_is_a_runtime_error"),
     (AnyLength, "test_no_trajectory_that_is_long_enough_is_a_runtime_error"),
     (KeepsTheGenerator, "test_a_pickle_leaves_the_generator_behind"),
 ]

@@ -170,13 +170,13 @@ class Keeps(Transform):
 
 
 SABOTEURS: dict[str, Callable[[], Transform]] = {
-    "test_forward_leaves_the_batch_as_it_is": EditsBatch,
-    "test_inv_leaves_the_data_as_they_are": EditsData,
+    "test_forward_does_not_change_the_batch": EditsBatch,
+    "test_inv_does_not_change_the_data": EditsData,
     "test_forward_draws_from_its_generator_only": DrawsGlobally,
     "test_forward_does_not_advance_the_global_generator": DrawsAndForgets,
     "test_forward_keeps_no_state": Remembers,
     "test_inv_keeps_no_state_unless_it_counts_writes": CountsSilently,
-    "test_the_state_is_whole": CountsOutsideOfBuffers,
+    "test_the_state_is_complete": CountsOutsideOfBuffers,
     "test_a_copy_has_the_state_and_no_generator": Uncopied,
     "test_entries_named_elsewhere_are_left_alone": FollowsAnyway,
     "test_steps_kept_for_later_can_be_restored": Keeps,

@@ -193,33 +193,33 @@ class CountsForItselfAlone(Ring):
 
 
 SABOTEURS = [
-    (WrongRows, "test_what_was_written_is_found_at_its_index"),
-    (WrongRows, "test_rows_go_round"),
-    (ForgetsTheCursor, "test_rows_go_round"),
+    (WrongRows, "test_written_rows_are_found_at_their_index"),
+    (WrongRows, "test_rows_wrap_around"),
+    (ForgetsTheCursor, "test_rows_wrap_around"),
     (ForgetsTheCursor, "test_slices_follow_the_order_of_writes"),
     (CountsTwice, "test_writes_are_counted"),
-    (SkipsMarkUpdate, "test_attached_buffers_hear_of_a_write_when_it_is_done"),
-    (MarksBeforeItWrites, "test_attached_buffers_hear_of_a_write_when_it_is_done"),
-    (MarksOneOnly, "test_attached_buffers_hear_of_a_write_when_it_is_done"),
-    (CountsNoGenerations, "test_rows_that_are_written_over_are_counted"),
+    (SkipsMarkUpdate, "test_attached_buffers_are_notified_after_a_write"),
+    (MarksBeforeItWrites, "test_attached_buffers_are_notified_after_a_write"),
+    (MarksOneOnly, "test_attached_buffers_are_notified_after_a_write"),
+    (CountsNoGenerations, "test_overwritten_rows_are_counted"),
     (MovesBeforeItWrites, "test_a_failed_write_changes_nothing"),
-    (EditsTheCallersData, "test_the_callers_data_stays_as_it_is"),
-    (StoresOtherData, "test_what_was_written_is_found_at_its_index"),
+    (EditsTheCallersData, "test_the_data_of_the_caller_is_unchanged"),
+    (StoresOtherData, "test_written_rows_are_found_at_their_index"),
     (SkipsALane, "test_indices_of_two_dimensions_name_each_element"),
-    (OneIndexForAll, "test_the_index_that_was_returned_is_the_callers"),
-    (ForgetsItsState, "test_a_buffer_goes_on_from_its_checkpoint"),
-    (ForgetsOnDisk, "test_state_goes_round"),
-    (ForgetsOnDisk, "test_a_buffer_goes_on_from_its_checkpoint"),
-    (TakesAnyState, "test_a_state_of_something_else_is_refused"),
-    (KeepsTheGenerator, "test_a_pickle_goes_on_alike"),
-    (DoesNotStartAgain, "test_emptied_it_starts_again"),
-    (LosesTheCount, "test_emptied_it_starts_again"),
+    (OneIndexForAll, "test_a_returned_index_is_a_copy"),
+    (ForgetsItsState, "test_a_buffer_continues_from_its_checkpoint"),
+    (ForgetsOnDisk, "test_state_is_restored"),
+    (ForgetsOnDisk, "test_a_buffer_continues_from_its_checkpoint"),
+    (TakesAnyState, "test_an_invalid_state_is_refused"),
+    (KeepsTheGenerator, "test_an_unpickled_copy_continues_alike"),
+    (DoesNotStartAgain, "test_an_emptied_writer_starts_again"),
+    (LosesTheCount, "test_an_emptied_writer_starts_again"),
     (NarrowCounts, "test_counts_have_64_bits"),
-    (WritesBackwards, "test_rows_go_round"),
-    (AlwaysFromTheStart, "test_rows_go_round"),
-    (HidesTheOrder, "test_it_says_that_rows_follow_one_another"),
-    (IgnoresTheTurnOfTheRing, "test_a_full_ring_goes_on_in_a_larger_storage"),
-    (CountsForItselfAlone, "test_another_process_counts_on"),
+    (WritesBackwards, "test_rows_wrap_around"),
+    (AlwaysFromTheStart, "test_rows_wrap_around"),
+    (HidesTheOrder, "test_it_keeps_the_order_of_rows"),
+    (IgnoresTheTurnOfTheRing, "test_a_full_ring_continues_in_a_larger_storage"),
+    (CountsForItselfAlone, "test_another_process_continues_the_counts"),
 ]
 
 
@@ -230,7 +230,7 @@ def test_a_broken_writer_fails(kind: type[Writer], name: str) -> None:
 
 def test_a_writer_that_labels_the_callers_data_fails() -> None:
     suite = suite_of(LabelsTheCallersData, kinds=("tensordict",), labels=True)
-    assert failure(suite, "test_the_callers_data_stays_as_it_is") is not None
+    assert failure(suite, "test_the_data_of_the_caller_is_unchanged") is not None
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_steps_that_are_sound(changes: dict[str, Any]) -> None:
         ({"language_instruction": NonTensorStack("one", "")}, "of step 1 is blank"),
         ({"language_instruction": NonTensorData(3, batch_size=[2])}, "is a int, expected text"),
         ({"language_instruction": torch.zeros(2)}, "expected text or tokens"),
-        ({"action": None}, "missing action: 'action' is not there"),
+        ({"action": None}, "missing action: there is no 'action'"),
         ({"action": torch.full((2, 7), torch.nan)}, "'action' has non-finite values"),
         ({"action": torch.zeros(2, 0)}, "no values"),
         ({"action": NonTensorData("up", batch_size=[2])}, "expected numbers"),
@@ -212,7 +212,7 @@ def test_steps_that_are_not_sound(changes: dict[str, Any], issue: str) -> None:
     ("name", "words"),
     [
         ("instruction_key", "'action.x' is missing: the language instruction"),
-        ("action_key", "missing action: 'action.x' is not there"),
+        ("action_key", "missing action: there is no 'action.x'"),
         ("image_key", ""),
         ("state_key", ""),
     ],
