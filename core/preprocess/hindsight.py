@@ -22,7 +22,7 @@ _STRATEGIES = ("future", "final", "episode")
 
 @dataclass(frozen=True, slots=True)
 class Hindsight:
-    """How steps of a dataset are relabelled. The arguments have the names of those of `HERReplayBuffer`.
+    """How steps of a dataset are relabelled. The arguments have the same names as in `HERReplayBuffer`.
 
     UsageError for an unknown strategy and for a ratio outside of [0, 1]. The strategy `random`, which takes goals from
     other episodes, is not available here.

@@ -488,7 +488,7 @@ class ResultEpisodes:
         columns["total"][whole] = self._selection.returns[source[whole]]
 
     def _number(self, ids: Array, fresh: Array) -> None:
-        """Replace episode numbers that are in use already by numbers above those of the source."""
+        """Replace episode numbers that are in use already by numbers above all of the source."""
         wanted = ids[fresh].tolist()
         distinct = set(wanted)
         if len(distinct) == len(wanted) and self._used.isdisjoint(distinct):
@@ -974,7 +974,7 @@ class _Run:
         self._finished = 0
 
     def count(self) -> tuple[int, int]:
-        """Return how many tasks are finished, including those of the continued run, and how many there are in total."""
+        """Return how many tasks are finished, including the continued run's, and their total number."""
         return self._finished, len(self._tasks)
 
     def rows(self, staging: Staging) -> tuple[Assembled, tuple[Field, ...], Processor]:

@@ -391,7 +391,7 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """The leaves of a recording: `leaves` are those of the spaces, `infos` those of the infos by their stored names.
+    """The leaves of a recording: `leaves` belong to the spaces, `infos` to the infos, by stored name.
 
     Entries in `several` have different forms in different episodes, and one leaf for each form, see `named_by_form`.
     A layout is immutable: `separated` and `grown` return a new layout, which can also hold one more episode.

@@ -231,7 +231,7 @@ class Composite(TensorSpec):
     def names(self) -> list[str | None]:
         """The names of the dimensions; None for a dimension without a name.
 
-        Assigned names, and those of the constructor, are also set in nested Composites. Assigning None removes the
+        Names from the constructor and assigned names are also set in nested Composites. Assigning None removes the
         names of this Composite only.
         """
         return list(self._names) if self._names is not None else [None] * self.ndim

@@ -67,7 +67,7 @@ def _spread(value: Any, dims: int) -> Any:
 
 
 class LLMInput(TensorClass, nocast=True):
-    """The input of a language model: tokens, and the text that they encode. The fields are those of TorchRL's class.
+    """The input of a language model: tokens, and the text that they encode. It has the fields of TorchRL's class.
 
     - `tokens`, `attention_mask`: int64 `[*batch, L]`.
     - `token_list`: tokens without padding, a list for each row.
@@ -86,7 +86,7 @@ class LLMInput(TensorClass, nocast=True):
 
 
 class LLMOutput(TensorClass, nocast=True):
-    """The output of a language model: tokens and their probabilities. The fields are those of TorchRL's class.
+    """The output of a language model: tokens and their probabilities. It has the fields of TorchRL's class.
 
     - `tokens`: int64 `[*batch, L]`; `tokens_response`: the generated tokens, `[*batch, T]`.
     - `token_list`, `tokens_response_list`: the same without padding, a list for each row.
@@ -117,7 +117,7 @@ class LLMOutput(TensorClass, nocast=True):
 
 
 class LLMData(TensorClass, nocast=True):
-    """Prompts and answers of a language model, with their tokens. The fields are those of TorchRL's class.
+    """Prompts and answers of a language model, with their tokens. It has the fields of TorchRL's class.
 
     Fields that are not set are None.
 
@@ -146,7 +146,7 @@ class LLMData(TensorClass, nocast=True):
 
 
 class ContentBase(TensorClass, nocast=True, shadow=True):
-    """One part of the content of a message: text, an image, a file. The fields are those of TorchRL's class.
+    """One part of the content of a message: text, an image, a file. It has the fields of TorchRL's class.
 
     - `type`: text, image, audio, video, file or function_call. It is not checked.
     - `text`: for text.
@@ -172,7 +172,7 @@ class ContentBase(TensorClass, nocast=True, shadow=True):
 
 
 class History(TensorClass, nocast=True):
-    """The messages of one or several conversations. The fields are those of TorchRL's class.
+    """The messages of one or several conversations. It has the fields of TorchRL's class.
 
     A conversation of T messages has the batch size `[T]`. B conversations have `[B, T]`, or `[B, -1]` if their lengths
     differ.

@@ -35,7 +35,7 @@ class RewardData(TensorClass):
 class PairwiseDataset(TensorClass):
     """Pairs of texts, batch size `[n]`: people preferred the one in `chosen_data` to the one in `rejected_data`.
 
-    Both are `RewardData`. The fields are those of TorchRL's class.
+    Both are `RewardData`. It has the fields of TorchRL's class.
     """
 
     chosen_data: RewardData

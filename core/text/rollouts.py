@@ -27,7 +27,7 @@ _GPT2_EOS = 50256
 
 
 class PromptData(TensorClass):
-    """Tokens of prompts and of the text that follows them, batch size `[n]`. The fields are those of TorchRL's class.
+    """Tokens of prompts and of the text that follows them, batch size `[n]`. It has the fields of TorchRL's class.
 
     - `input_ids`, `attention_mask`: int64 `[n, L]`; the mask is 0 at padding.
     - `prompt_rindex`: index of the prompt's last token, int64 `[n]`.

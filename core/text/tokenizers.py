@@ -26,8 +26,8 @@ class TensorDictTokenizer:
     """Turns the text under a key of a dictionary or tensordict into tokens.
 
     A call with one text returns `input_ids` and `attention_mask`, int64 `[max_length]`, batch size `[]`; a call with a
-    list of n texts returns `[n, max_length]`, batch size `[n]`. The tokens are those of `tokenizer(texts, padding=…,
-    truncation=…)`. The arguments are those of TorchRL's class.
+    list of n texts returns `[n, max_length]`, batch size `[n]`. The tokens equal `tokenizer(texts, padding=…,
+    truncation=…)`. The class has the arguments of TorchRL's.
 
     Args:
         tokenizer: a tokenizer of transformers, or a callable that takes the same texts and options.
@@ -187,7 +187,7 @@ class RaggedTokens:
 class PromptTensorDictTokenizer(TensorDictTokenizer):
     """Tokenizes prompts together with their labels. The label is the text that follows a prompt.
 
-    The prompt is under `key`, the label under `"label"`. Arguments and errors are those of `TensorDictTokenizer`; an
+    The prompt is under `key`, the label under `"label"`. Arguments and errors are as for `TensorDictTokenizer`; an
     empty prompt is also a UsageError. Besides `input_ids` and `attention_mask` of the joined text, a call returns
 
     - `prompt_rindex`, int64 `[n]`: the index of the prompt's last token. A token that spans the end of the prompt and

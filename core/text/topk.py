@@ -39,7 +39,7 @@ class TopKRewardSelector(Transform):
     queues are part of the buffer's state and checkpoints; `empty()` clears them.
 
     The data are rows with any batch size, dense or lazily stacked; rows are along the last dimension. Names and
-    arguments are those of TorchRL's transform, which only accepts lazy stacks of dialogues of one row.
+    arguments match TorchRL's transform, which only accepts lazy stacks of dialogues of one row.
 
     Args:
         total_dialog_turns: the number of dialogues of a prompt that are compared.

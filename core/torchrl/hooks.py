@@ -440,7 +440,7 @@ class TED2Nested(TED2Flat):
     """A save hook that converts rows to the layout of `TED2Flat`, in ragged tensors `[episodes, rows, ...]`.
 
     The result has the batch size `[episodes]`. Episodes end where the flag is set, before `shift` if the ring is not
-    full, and with every lane. The arguments are those of `TED2Flat`.
+    full, and with every lane. It has the arguments of `TED2Flat`.
     """
 
     _nested = True
@@ -452,7 +452,7 @@ class TED2Nested(TED2Flat):
 class Nested2TED(Flat2TED):
     """A load hook that converts ragged episodes back to rows: the inverse of `TED2Nested`.
 
-    The arguments are those of `Flat2TED`.
+    It has the arguments of `Flat2TED`.
     """
 
     def _dense(self, key: Key, leaf: Any) -> torch.Tensor:

@@ -233,7 +233,7 @@ ACTION_IS_PAD_KEY = "action_is_pad"
 
 
 class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
-    """The images of a batch of steps, `[*batch, C, H, W]`. The fields are those of TorchRL's tensorclass.
+    """The images of a batch of steps, `[*batch, C, H, W]`. It has the fields of TorchRL's tensorclass.
 
     `image` is from the main camera, `wrist_image` from a wrist camera; the tensordict `extra` has the images of other
     cameras by name. Each may be None. `padded` marks steps at the end that repeat others.
@@ -248,7 +248,7 @@ class VLAImages(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
 class VLAObservation(TensorClass):
     """The input of a policy: images, robot state `[*batch, n]`, instruction, and preprocessed entries.
 
-    The fields are those of TorchRL's tensorclass.
+    It has the fields of TorchRL's tensorclass.
     """
 
     images: Any = None
@@ -261,7 +261,7 @@ class VLAAction(TensorClass["nocast", "shadow"]):  # type: ignore[type-arg, name
     """The output of a policy: a chunk of actions `[*batch, steps, action_dim]`, its tokens and log-probabilities.
 
     `tokens` and `raw_tokens` (as the model produced them) are int64, `mask` is bool. `padded` marks steps at the end of
-    a chunk that repeat others. The fields are those of TorchRL's tensorclass.
+    a chunk that repeat others. It has the fields of TorchRL's tensorclass.
     """
 
     chunk: Any = None
@@ -414,8 +414,8 @@ class ActionTokenizerBase(Rebased, torch.nn.Module, ABC):
 class UniformActionTokenizer(ActionTokenizerBase):
     """Divides the range of each action dimension into `num_bins` bins of equal width; a token is the index of a bin.
 
-    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. The arguments are
-    those of TorchRL's class. NaN is an error here, while TorchRL encodes it as an arbitrary token.
+    Actions outside of the range get the first or last bin; `decode` returns the centres of bins. It has the
+    arguments of TorchRL's class. NaN is an error here, while TorchRL encodes it as an arbitrary token.
 
     Args:
         num_bins: the number of bins per dimension.

@@ -454,7 +454,7 @@ class Operation(ABC):
 
     Derive from `EpisodeChoice` to choose episodes, or from `RowOperation` to change rows. The arguments are the fields
     of the dataclass: `str`, `int`, `float` or `bool`, each possibly with None as default, or tuples of `str`, `int` or
-    `float`. In a pipeline file they are the keys of the operation's table, in a manifest those of its entry.
+    `float`. They are the keys of the operation's table in a pipeline file, and of its entry in a manifest.
     `__post_init__` raises UsageError for arguments that are invalid for every dataset. Equal operations must give equal
     results.
 

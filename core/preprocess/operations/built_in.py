@@ -828,10 +828,10 @@ class NStep(RowOperation):
     times the rewards in the window; `next.original_reward` keeps the original. New fields, with one value in each row,
     are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and `nonterminal` (m > 1, bool).
 
-    The flags under `next` stay those of the step, because they mark where episodes end. The flags of the last step of
-    the window are `multi_step.done`, `multi_step.terminated` and `multi_step.truncated`; `multi_step.cut` marks windows
-    of less than n steps that do not end with a flag. A target is then `reward + gamma * ~multi_step.terminated *
-    value(next)`. Names and meaning are those of the `MultiStep` transform.
+    The flags under `next` are still the flags of the step, because they mark where episodes end. The flags of the last
+    step of the window are `multi_step.done`, `multi_step.terminated` and `multi_step.truncated`; `multi_step.cut` marks
+    windows of less than n steps that do not end with a flag. A target is then `reward + gamma * ~multi_step.terminated
+    * value(next)`. Names and meaning are as in the `MultiStep` transform.
     """
 
     name: ClassVar[str] = "n-step"
@@ -978,7 +978,7 @@ class AddReturnToGo(_Returns):
 class AddMcReturn(_Returns):
     """Adds `mc_return`: the discounted Monte Carlo return from each step on, to calibrate value functions (Cal-QL).
 
-    The numbers equal those of `return-to-go` with the same discount, which must be given here: that of the value
+    The numbers equal `return-to-go` with the same discount. The discount must be given, because it belongs to a value
     function. The unknown rewards after the end of a truncated episode count as 0.
     """
 

@@ -405,7 +405,7 @@ def program_of(
     Args:
         operations: names of options, with `-` or `_`, and their values: a text, or a list of texts if the option may be
             repeated; for rename, cast, cat, resize and normalize also a mapping, for clip-reward a pair. Options that
-            are None, False or empty count as not given. Operations are applied in a fixed order, that of `OPERATIONS`.
+            are None, False or empty count as not given. Operations are applied in the order of `OPERATIONS`.
         pipeline: a pipeline file. Of the options, only `episodes` can be combined with it, and is applied first.
         replay: a dataset or its manifest, whose last step is repeated. `episodes` can be combined with it as well.
         replay_filters: also repeat the operations of `replay` that chose episodes and rows.
