@@ -102,7 +102,7 @@ class StepSelection:
         number of a step in the selection and in the dataset is the same.
 
             dataset    [ A ][ B ][ C ][ D ][ E ]      episodes of 5 steps; A, C and D are selected
-            selection  [ A ][ C ][ D ]                steps 3..14 -> dataset 3..5 and 10..20
+            selection  [ A ][ C ][ D ]                steps [3, 15) -> dataset [3, 5) and [10, 20)
         """
         if self._all or start == stop:
             yield start, stop

@@ -384,10 +384,9 @@ class _Places:
     A state has an additional row after every end. The row of a step at the root is therefore the number of the step
     plus the number of ends before it, and its row under `next` is the one after that:
 
-        steps       0  1  2  3        ends: 1, 3
-        rows        0  1  2  3  4  5
-        root        0  1     3  4
-        next        1  2     4  5
+        step    0  1  2  3        ends: 1, 3
+        root    0  1  3  4        rows of the leaf, of which there are six
+        next    1  2  4  5
     """
 
     def __init__(self, header: TorchrlHeader, done: torch.Tensor) -> None:

@@ -448,7 +448,7 @@ class TorchrlReader(ForeignReader):
         The checkpoint has the whole capacity of every lane, but only `rows` of it are valid:
 
             checkpoint, capacity 5    [a a a . .] [b b b . .]
-            valid steps, rows 3       [a a a] [b b b]              steps 2..4 -> runs 2..3 and 5..7
+            valid steps, rows 3       [a a a] [b b b]              steps [2, 5) -> runs [2, 3) and [5, 7)
         """
         rows, capacity = self._header.rows, self._header.capacity
         while start < stop:
