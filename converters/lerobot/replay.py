@@ -22,9 +22,10 @@ from ...core.format.manifest import HIDDEN
 from ...core.options import PathLike
 from ...core.samplers.slices import SliceSampler
 from ...core.storages.tensor import TensorStorage
+from ...core.ted.schema import as_key
 from ...core.transforms.base import Compose, Transform, divided
 from ...core.transforms.keyed import Path as KeyPath
-from ...core.transforms.keyed import RenameTransform, as_key, require_tensordict
+from ...core.transforms.keyed import RenameTransform, require_tensordict
 from ...core.transforms.video import with_frames
 from .metadata import SUBTASK_INDEX, DatasetInfo, read_info, read_subtasks, read_tasks
 

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from tensordict import TensorClass, is_tensor_collection
 
 from ..errors import MissingKeyError, SchemaError, UsageError
-from ..samplers.trajectories import Key, boundary_key
 from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Change
-from ..ted.schema import Numbers
+from ..ted.schema import Key, Numbers, as_key
 from ..writers.base import Writer
 from .pytrees import without_arrays
 
@@ -41,7 +40,7 @@ def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE
         expected = leaf.shape if index is WHOLE else leaf[index].shape
         if expected != fitting.shape:
             raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)}")
-        checked.append((entry_path(key), leaf, fitting))
+        checked.append((as_key(key), leaf, fitting))
     count = storage.shape[0]
     rows = slice(0, count) if dim_extend or index is WHOLE else rows_named(index, count)
     for path, leaf, fitting in checked:
@@ -54,7 +53,7 @@ def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE
 
 def replace_entry(storage: Storage, key: EntryKey, value: Any, dim_extend: int) -> None:
     """Replace or add an entry, or a nest of entries, of all elements; the caller excludes other writers."""
-    values = dict(flat_entries(value, entry_path(key)))
+    values = dict(flat_entries(value, as_key(key)))
     try:
         edit_entries(storage, values, dim_extend=dim_extend)
     except MissingKeyError:
@@ -68,13 +67,8 @@ def replace_entry(storage: Storage, key: EntryKey, value: Any, dim_extend: int) 
 
 def _leaf(storage: Storage, key: EntryKey, dim_extend: int) -> torch.Tensor:
     """Return an editable tensor with an entry of all elements, in the user's layout of dimensions."""
-    leaf = storage.editable(entry_path(key))
+    leaf = storage.editable(as_key(key))
     return leaf.transpose(0, dim_extend) if dim_extend else leaf
-
-
-def entry_path(key: EntryKey) -> tuple[str, ...]:
-    """Return a key as a tuple of names."""
-    return (key,) if isinstance(key, str) else tuple(key)
 
 
 def _name(key: EntryKey) -> str:
@@ -155,10 +149,10 @@ def update_present(
     storage = _required_storage(storage, writer)
     places, rows = _places_of(storage, index)
     stamps = _numbers("generation", generation, len(rows))
-    entries = [_entry_of(storage, boundary_key(key), values, len(rows)) for key, values in flat_entries(patch)]
+    entries = [_entry_of(storage, as_key(key), values, len(rows)) for key, values in flat_entries(patch)]
     versions = None
     if version_key is not None:
-        versions = _versions(storage, boundary_key(version_key), version, len(rows), entries)
+        versions = _versions(storage, as_key(version_key), version, len(rows), entries)
     now = writer.generations_of(torch.from_numpy(rows)).numpy()
     live: Flags = (now == stamps) & (now >= 0) & (rows < storage.shape[0])
     accepted = live.copy()

@@ -24,16 +24,15 @@ from ..errors import (
 )
 from ..samplers.hindsight import AchievedRows, HindsightReader, HindsightStrategy
 from ..samplers.steps_around import gathered
-from ..samplers.trajectories import Key, StrictBoundaries, TableFinder, boundary_key
+from ..samplers.trajectories import StrictBoundaries, TableFinder
 from ..samplers.uniform import singles
 from ..storages.pytree import TreeSpec, entry_of
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Written
+from ..ted.schema import NEXT, Key, as_key
 from ..torchrl_classes import counterpart
 from .draws import Draw
 from .tensordict import TensorDictReplayBuffer
-
-_NEXT = "next"
 
 
 class RelabelledEnds(NamedTuple):
@@ -59,8 +58,8 @@ class Relabelling:
     terminated_fn: Callable[[Any], Any] | bool | None = None
     goal_key: Key = ("desired_goal",)
     achieved_goal_key: Key = ("achieved_goal",)
-    reward_key: Key = (_NEXT, "reward")
-    end_key: Key = (_NEXT, "done")
+    reward_key: Key = (NEXT, "reward")
+    end_key: Key = (NEXT, "done")
     keeps_ends: bool = False
     """Whether stored flags are kept if no function computes terminations; otherwise that is an error."""
 
@@ -72,7 +71,7 @@ class Relabelling:
         if not (self.terminated_fn in (None, False) or callable(self.terminated_fn)):
             raise WrongKindError(f"terminated_fn is {self.terminated_fn!r}, expected a function or False")
         for name in ("goal_key", "achieved_goal_key", "reward_key", "end_key"):
-            object.__setattr__(self, name, boundary_key(getattr(self, name)))
+            object.__setattr__(self, name, as_key(getattr(self, name)))
 
     @functools.cached_property
     def terminated_key(self) -> Key:
@@ -86,7 +85,7 @@ class Relabelling:
     @functools.cached_property
     def goal_keys(self) -> tuple[Key, ...]:
         """The entries with goals: `goal_key`, and the same entry under `next`, which need not exist."""
-        return (self.goal_key,) if self.goal_key[0] == _NEXT else (self.goal_key, (_NEXT, *self.goal_key))
+        return (self.goal_key,) if self.goal_key[0] == NEXT else (self.goal_key, (NEXT, *self.goal_key))
 
     @functools.cached_property
     def changed(self) -> tuple[Key, ...]:
@@ -272,8 +271,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         strategy: HindsightStrategy | str = HindsightStrategy.FUTURE,
         goal_key: Any = "desired_goal",
         achieved_goal_key: Any = "achieved_goal",
-        reward_key: Any = (_NEXT, "reward"),
-        end_key: Any = (_NEXT, "done"),
+        reward_key: Any = (NEXT, "reward"),
+        end_key: Any = (NEXT, "done"),
         terminated_fn: Callable[[Any], Any] | bool | None = None,
         sampler: Any = None,
         **arguments: Any,
@@ -396,9 +395,9 @@ class HERReplayBuffer(TensorDictReplayBuffer):
             batch = self._relabelled(batch, read.goals, draw)
         if "goals" not in self._warnings:
             key = self._relabelling.achieved_goal_key
-            after = None if key[0] == _NEXT else entry_of(batch, (_NEXT, *key))
+            after = None if key[0] == NEXT else entry_of(batch, (NEXT, *key))
             self._warnings["goals"] = None if after is None else (
-                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(_NEXT, *key)!r} takes "
+                f"goals are {'.'.join(key)!r}, achieved before each step; achieved_goal_key={(NEXT, *key)!r} takes "
                 "what the step achieved, as in the paper"
             )  # fmt: skip
         if self._prefetcher is None:  # in a thread that prefetches, a warning could not point to the user's code

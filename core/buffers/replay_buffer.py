@@ -59,6 +59,7 @@ from ..storages.cursors import as_index, row_numbers
 from ..storages.dataset import StreamStorage
 from ..storages.list_storage import ListStorage
 from ..storages.write_log import Written
+from ..ted.schema import as_key
 from ..torchrl_classes import Rebased, counterpart, described
 from ..transforms.base import Compose, as_transform
 from ..writers.base import Writer, batch_length
@@ -75,16 +76,7 @@ from .checkpoint import (
 )
 from .data_loader import check_use, fetcher_asking, loader_counting, number_of_batches, serve
 from .draws import Draw, ExpandedDraws, Prefetcher, StreamedBatch, check_expansion, checked_unit, drawing_with
-from .editing import (
-    WHOLE,
-    ConditionalUpdateResult,
-    EntryKey,
-    edit_entries,
-    entry_path,
-    flat_entries,
-    replace_entry,
-    update_present,
-)
+from .editing import WHOLE, ConditionalUpdateResult, EntryKey, edit_entries, flat_entries, replace_entry, update_present
 from .processes import Guard, HoldAll, Place, SharedGuard, branch, call_at_fork, place, reseed, stand_in
 from .pytrees import (
     checked_batch_size,
@@ -1311,7 +1303,7 @@ class ReplayBuffer(Rebased):
         require_flags(clone=clone)
         values = dict(flat_entries(input_dict_or_td))
         if keys_to_update is not None:
-            wanted = [entry_path(key) for key in keys_to_update]
+            wanted = [as_key(key) for key in keys_to_update]
             values = {key: value for key, value in values.items() if any(key[: len(part)] == part for part in wanted)}
         return self._edit(values)
 

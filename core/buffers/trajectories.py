@@ -29,15 +29,13 @@ from ..samplers.trajectories import (
     EpisodeBoundaries,
     FlagBoundaries,
     IdBoundaries,
-    Key,
-    boundary_key,
     has_entry,
     trajectory_table,
 )
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
 from ..storages.write_log import Written
-from ..ted.schema import DEFAULT_DONE_KEYS, TRAJECTORY_KEYS, Numbers
+from ..ted.schema import DEFAULT_DONE_KEYS, NEXT, TRAJECTORY_KEYS, Key, Numbers, as_key
 from ..trajectories import leaves, step_ends, trajectory_ids
 from ..transforms.base import CallableTransform, Compose
 from ..writers.base import Writer
@@ -304,9 +302,6 @@ def _truth(value: Any, description: str) -> bool:
 _IDS = TRAJECTORY_KEYS["queries"]
 
 
-_NEXT = "next"
-
-
 class _ReadLater:
     """Makes a `Trajectory` read all of its entries when code uses it as a tensorclass.
 
@@ -392,7 +387,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
     @property
     def total_reward(self) -> torch.Tensor:
         """The sum of all rewards, in their floating type, or else int64; MissingKeyError (a KeyError) without any."""
-        found = _found(self, [(_NEXT, "reward")])
+        found = _found(self, [(NEXT, "reward")])
         rewards = torch.as_tensor(_value_of(self, "reward") if found is None else found)
         return rewards.double().sum().to(rewards.dtype) if rewards.is_floating_point() else rewards.sum()
 
@@ -409,7 +404,7 @@ class Trajectory(_ReadLater, TensorClass["nocast"]):  # type: ignore[type-arg, n
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, str) or (isinstance(index, tuple) and index and all(isinstance(k, str) for k in index)):
-            key = boundary_key(index)
+            key = as_key(index)
             if (found := _found(self, [key])) is None:
                 raise MissingKeyError(f"{'.'.join(key)!r} is not in the trajectory")
             return found
@@ -447,14 +442,14 @@ Trajectory.__repr__ = _shown  # type: ignore[method-assign, assignment]
 
 def _places(key: Any) -> list[Key]:
     """Return the keys under which an entry is looked up: at the root, then under `next`."""
-    path = boundary_key(key)
-    return [path] if path[0] == _NEXT else [path, (_NEXT, *path)]
+    path = as_key(key)
+    return [path] if path[0] == NEXT else [path, (NEXT, *path)]
 
 
 def _value_of(trajectory: Trajectory, key: Any) -> Any:
     """Return an entry at the root, or else under `next`: a tensor, or a list of other values."""
     if (found := _found(trajectory, _places(key))) is None:
-        name = ".".join(boundary_key(key))
+        name = ".".join(as_key(key))
         raise MissingKeyError(f"{name!r} is not in the trajectory, at the root or under next")
     return found
 
@@ -633,13 +628,13 @@ def _needed_for(key: Key, transforms: Compose) -> tuple[list[Any], set[Key]] | N
     None if this is unknown: a transform has no `in_keys` and `out_keys`, or one of the needed transforms may read
     other entries as well.
     """
-    if key == (_NEXT,):
+    if key == (NEXT,):
         return None
     needed: list[Any] = []
     keys = {_bare(key)}
     for transform in reversed(list(transforms)):
         module = transform.func if isinstance(transform, CallableTransform) else transform
-        read, made = (list(map(boundary_key, getattr(module, name, None) or ())) for name in ("in_keys", "out_keys"))
+        read, made = (list(map(as_key, getattr(module, name, None) or ())) for name in ("in_keys", "out_keys"))
         if not read or not made:
             return None
         named = {_bare(other) for other in (*read, *made)}
@@ -652,7 +647,7 @@ def _needed_for(key: Key, transforms: Compose) -> tuple[list[Any], set[Key]] | N
 
 
 def _bare(key: Key) -> Key:
-    return key[1:] if key[0] == _NEXT else key
+    return key[1:] if key[0] == NEXT else key
 
 
 def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[Trajectory]:
@@ -685,7 +680,7 @@ def stored_trajectories(buffer: QueriedBuffer, trajectory_key: Any) -> Iterator[
 def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
     """Return the source of the trajectory ends in a storage; see `filter_trajectories`."""
     if trajectory_key is not None:
-        key = boundary_key(trajectory_key)
+        key = as_key(trajectory_key)
         if not has_entry(storage, key):
             raise MissingKeyError(f"the trajectory_key {'.'.join(key)!r} is not in the storage")
         return IdBoundaries(key)
@@ -694,7 +689,7 @@ def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
     for key in _IDS:
         if has_entry(storage, key):
             return IdBoundaries(key)
-    for prefix in ((_NEXT,), ()):
+    for prefix in ((NEXT,), ()):
         flags = tuple((*prefix, name) for name in DEFAULT_DONE_KEYS if has_entry(storage, (*prefix, name)))
         if flags:
             _warn_about_flags(flags)
@@ -703,7 +698,7 @@ def _source(storage: Storage, trajectory_key: Any) -> BoundarySource:
 
 
 def _no_separation() -> MissingKeyError:
-    names = ", ".join(".".join(key) for key in (*_IDS, (_NEXT, "done")))
+    names = ", ".join(".".join(key) for key in (*_IDS, (NEXT, "done")))
     return MissingKeyError(f"trajectories cannot be separated: the data has none of {names}")
 
 
@@ -737,7 +732,7 @@ def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
     """Return where trajectories end, bool `[steps]`; the value of the last step is undefined."""
     ids: Any = None
     if trajectory_key is not None:
-        key = boundary_key(trajectory_key)
+        key = as_key(trajectory_key)
         ids = _entry_of(steps, key)
         if ids is None:
             found = ", ".join(".".join(path) for path, _ in leaves(steps)) or "no entries"
@@ -746,8 +741,8 @@ def _ends(steps: TensorDictBase, trajectory_key: Any) -> torch.Tensor:
         ids = trajectory_ids(steps)
     if ids is not None:
         return _changes(ids, len(steps))
-    if any((_NEXT, name) in steps.keys(True) for name in DEFAULT_DONE_KEYS):
-        _warn_about_flags([(_NEXT, name) for name in DEFAULT_DONE_KEYS if (_NEXT, name) in steps.keys(True)])
+    if any((NEXT, name) in steps.keys(True) for name in DEFAULT_DONE_KEYS):
+        _warn_about_flags([(NEXT, name) for name in DEFAULT_DONE_KEYS if (NEXT, name) in steps.keys(True)])
         return step_ends(steps)
     flags = [steps.get(name) for name in DEFAULT_DONE_KEYS if name in steps.keys()]  # noqa: SIM118  # not a dict
     if not flags:

@@ -1,4 +1,4 @@
-"""SipHash-2-4 of rows, and a hash table of rows of bytes; importing this imports numba."""
+"""Compiled loops: SipHash-2-4 of rows, and a hash table of rows of bytes. Importing this module imports numba."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from ..kernels.addresses import ask_for, byte_at, copy_bytes, prefetch, word_at
 
 Numbers = NDArray[np.int64]
 
-# How many rows ahead slots are prefetched; the key that a slot refers to is prefetched half as far ahead.
 _AHEAD = 16
+"""How many rows ahead slots are prefetched; the key that a slot refers to is prefetched half as far ahead."""
 _REACH = 128
+"""How many bytes of a key are prefetched at most."""
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 divided by the golden ratio: multiplying by it spreads similar hashes (Fibonacci hashing)."""
 
 
 @numba.njit(inline="always")
 def _turned(word: Any, bits: int) -> Any:
-    """Rotate a word left."""
+    """Rotate a word to the left."""
     return (word << np.uint64(bits)) | (word >> np.uint64(64 - bits))
 
 
@@ -43,7 +45,7 @@ def _rounds(v0: Any, v1: Any, v2: Any, v3: Any, count: int) -> tuple[Any, Any, A
 
 @numba.njit("void(int64, int64, uint64[::1], uint64[::1])", nogil=True, cache=True)
 def siphash_rows(place: int, width: int, key: NDArray[np.uint64], hashes: NDArray[np.uint64]) -> None:
-    """Hash each of the rows of `width` bytes that are adjacent at an address."""
+    """Hash rows of `width` bytes that lie one after another from the address `place` on."""
     whole = width & -8
     for number in range(hashes.size):
         address = place + number * width
@@ -63,9 +65,7 @@ def siphash_rows(place: int, width: int, key: NDArray[np.uint64], hashes: NDArra
 
 @numba.njit("void(float64[:, ::1], float64[:, ::1], float64[:, ::1])", nogil=True, cache=True)
 def project_rows(rows: NDArray[np.float64], matrix: NDArray[np.float64], projected: NDArray[np.float64]) -> None:
-    """Multiply rows with a matrix, adding in the order of the columns, so that the result is the same on every
-    machine.
-    """
+    """Multiply rows by a matrix, adding in the order of the features so that results are the same on every machine."""
     features, components = matrix.shape
     for number in range(rows.shape[0]):
         sums = projected[number]
@@ -78,21 +78,25 @@ def project_rows(rows: NDArray[np.float64], matrix: NDArray[np.float64], project
 
 # The table -----------------------------------------------------------------------------------------
 
-# The table uses open addressing. A slot holds a hash and an entry's number plus 1, or 0 if it is free. The search for a
-# hash begins at a slot that depends on it and ends at the first free slot. Entries are numbered in the order of
-# arrival.
+# The table uses open addressing. A slot holds a hash, and the number of an entry plus 1, or 0 if the slot is free. The
+# search for a hash begins at a slot that depends on the hash, and ends at the first free slot. Entries are numbered in
+# the order in which they are added.
+#
+#     slot     0       1       2       3         two entries whose searches begin at slot 1: the second one is in slot
+# 2,     hash     ·       h0      h1      ·         and the search for a third hash that begins there ends at slot 3
+# entry    free    0       1       free
 
 
 @numba.njit(inline="always")
 def _first_slot(value: int, mask: int) -> Any:
-    """Return where the search for a hash begins; hashes that are small numbers are spread over the table, too."""
+    """Return the slot at which the search for a hash begins; small or similar hashes are spread over the table."""
     mixed = np.uint64(value) * _SPREAD
     return np.int64(mixed >> np.uint64(32)) & mask
 
 
 @numba.njit(inline="always")
 def _are_one(one: int, other: int, width: int) -> bool:
-    """Whether `width` bytes at two addresses are equal."""
+    """Return whether `width` bytes at two addresses are equal."""
     whole = width & -8
     for offset in range(0, whole, 8):
         if word_at(one + offset) != word_at(other + offset):
@@ -107,10 +111,11 @@ def _are_one(one: int, other: int, width: int) -> bool:
 def find_keys(
     hashes: Numbers, keys: int, width: int, slots: Numbers, known: int, count: int, extend: bool, found: Numbers
 ) -> int:
-    """Find the entries of keys; missing keys give -1, or with `extend` are added. Returns the number of entries.
+    """Find the entries of keys, and store their numbers in `found`; return the number of entries in the table.
 
-    Keys of `width` bytes are at the address `keys`, those of the entries at `known`, where there is room for all that
-    may be added; the table has more slots than that.
+    A missing key gives -1, or is added with `extend`. Keys of `width` bytes are at the address `keys`, the keys of
+    entries at the address `known`, where there is room for all keys that may be added. The table has more slots than
+    that.
     """
     mask, place, lines = slots.shape[0] - 1, slots.ctypes.data, 16
     for number in range(hashes.size):

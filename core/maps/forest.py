@@ -1,7 +1,7 @@
-"""Forests: rollouts that start anywhere, stored as steps and as a graph of states; and the trees built from them.
+"""Forests: rollouts from any states, stored as steps and as a graph of states, and the search trees built from them.
 
-Rollouts that pass through the same state share it. Steps are rows of the data map; the node map numbers the states and
-lists the steps ("branches") that start at each:
+Rollouts that pass through the same state share it. Steps are rows of the data map. The node map numbers the states, and
+lists the steps ("branches") that start at each state:
 
     rollouts                  graph of states                 compact tree from s0
 
@@ -9,8 +9,8 @@ lists the steps ("branches") that start at each:
     s0 -a-> s1 -c-> s3                  -c-> s3 -d-> s4         (0,)  s2, rollout [b]
     s3 -d-> s4                                                  (1,)  s4, rollout [c, d]
 
-In a compact tree a state with a single branch is not a vertex: its steps belong to the rollout of the vertex below. A
-tree holds everything that was tried from one state on, and is drawn as text or SVG.
+In a compact tree, a state with a single branch is not a vertex: its step belongs to the rollout of the vertex below. A
+tree holds everything that was tried from one state on. It can be shown as text or SVG.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Figure = Literal["tree", "box"]
 _WIDTH, _HEIGHT, _MARGIN, _LINE = 96, 84, 30, 13
 _RADIUS = 16
 
-# Attributes instead of a style sheet: some viewers ignore it, and in a notebook it would affect other pictures.
+# Attributes instead of a style sheet, which some viewers ignore, and which would affect other pictures in a notebook.
 _LABELS = 'font-family="sans-serif" font-size="11" text-anchor="middle" fill="#222"'
 _ACTIONS = 'font-family="sans-serif" font-size="10" text-anchor="start" fill="#666"'
 _STEPS = 'stroke="#999"'
@@ -43,7 +43,7 @@ _VERTICES = 'fill="#dce8f5" stroke="#4a78a8"'
 
 
 class Shape(NamedTuple):
-    """A vertex to draw: its path, label lines, the label of the step leading to it, and its children."""
+    """A vertex to draw: its path, the lines of its label, the label of the step to it, and its number of children."""
 
     path: tuple[int, ...]
     lines: tuple[str, ...]
@@ -52,14 +52,14 @@ class Shape(NamedTuple):
 
 
 class Drawing(str):
-    """SVG text that notebooks show as a picture."""
+    """SVG text, which notebooks show as a picture."""
 
     def _repr_svg_(self) -> str:
         return str(self)
 
 
 def draw(shapes: Sequence[Shape], figure: Figure) -> Drawing:
-    """Draw vertices, which are given level by level from the root."""
+    """Draw vertices, given level by level from the root."""
     if figure not in get_args(Figure):
         raise UsageError(f"figure is {figure!r}, expected 'tree' or 'box'")
     spans = _spans(shapes)
@@ -75,7 +75,7 @@ def draw(shapes: Sequence[Shape], figure: Figure) -> Drawing:
 
 
 def _spans(shapes: Sequence[Shape]) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Return for each path the index of the first leaf below the vertex and the number of its leaves (1 for a leaf)."""
+    """Return for each path the number of the first leaf below its vertex, and how many leaves it has (1 for a leaf)."""
     sizes = {shape.path: 0 if shape.children else 1 for shape in shapes}
     for shape in reversed(shapes):
         if shape.path:
@@ -139,7 +139,7 @@ _FIELDS = ("count", "wins", "index", "hash", "node_id", "node_data", "visits", "
 
 
 class Parents:
-    """Weak references to the tensordicts of a vertex's parents; copies and pickles have none."""
+    """Weak references to the tensordicts of a vertex's parents. Copies and pickles have no references."""
 
     def __init__(self) -> None:
         self._found: list[weakref.ref[TensorDictBase]] = []
@@ -158,16 +158,17 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
     """A vertex of a search tree with everything below it. The idea and the names are TorchRL's.
 
     A vertex stands for a state. In a compact tree, states with a single branch are not vertices, so that a rollout may
-    have several steps. A vertex that is reached in several ways is the same object below each of its parents.
+    have several steps. A vertex that is reached in several ways is the same object below each of its parents. Its
+    fields are
 
     - `node_data`: the observations of the state.
     - `rollout`: the steps in TED, `[steps]`, that lead from the parent to this state; at the root, the steps from the
       requested state to the first branching, if any.
     - `subtree`: the children, a stack of batch size `[children]`. Assigning it makes this vertex their `parent`.
     - `index`: the rows of the branches in the forest's data map, int64 `[children]`.
-    - `hash`: the hash of the first step of `rollout`; at the root, of the observations.
-    - `node_id`: the number of the vertex, level by level from 0.
-    - `count` (int32), `wins` (float32): 0 in a new tree, for the search algorithm to use.
+    - `hash`: the hash of the first step of `rollout`; at the root, the hash of the observations.
+    - `node_id`: the number of the vertex, counted level by level from 0.
+    - `count` (int32), `wins` (float32): for the use of a search algorithm; 0 in a new tree.
     - `specs`: a `Composite` that names the keys of actions in `full_action_spec` (default "action"), of flags in
       `full_done_spec` (default "done", "terminated", "truncated") and of observations in `full_observation_spec`
       (default: all of `node_data`).
@@ -201,7 +202,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         batch_size: torch.Size | None = None,
         specs: Any = None,
     ) -> Tree:
-        """Create a vertex without children for the state in `data`."""
+        """Make a vertex without children for the state in `data`."""
         size = data.batch_size if batch_size is None else batch_size
         device = data.device if device is None else device
         count, wins = torch.zeros(size, dtype=torch.int32, device=device), torch.zeros(size, device=device)
@@ -223,7 +224,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def parent(self) -> Tree | None:
-        """The parent, a stack if there are several; None at the root, or if the tree above was garbage-collected."""
+        """The parent, or a stack of parents; None at the root, or if the tree above was garbage-collected."""
         above = [] if self._parent is None else [type(self).from_tensordict(found) for found in self._parent.alive()]
         if len(above) < 2:
             return above[0] if above else None
@@ -242,7 +243,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the episode ended here, by the flags of the last step; without flags, whether this is a leaf."""
+        """Whether the episode ended here, by the flags of the last step; if there are none, whether this is a leaf."""
         after = None if self.rollout is None else self.rollout[..., -1].get("next")
         keys = self._keys("full_done_spec", "done", "terminated", "truncated")
         flags = [] if after is None else [flag for key in keys if (flag := after.get(key, None)) is not None]
@@ -255,7 +256,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
 
     @property
     def prev_action(self) -> Any:
-        """The action of the last step before this state, like `branching_action`."""
+        """The action of the last step before this state, in the form of `branching_action`."""
         return self._action(-1)
 
     def _action(self, step: int) -> Any:
@@ -291,7 +292,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         """Return whether there are as many children as `env.action_spec` has values."""
         return bool(self.num_children == env.action_spec.cardinality())
 
-    # What is below ---------------------------------------------------------------------------------
+    # Below the vertex ------------------------------------------------------------------------------
 
     def _children(self) -> list[Tree]:
         return [] if self.subtree is None else [self.subtree[number] for number in range(len(self.subtree))]
@@ -309,9 +310,9 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         """Return all vertices in a dictionary.
 
         Args:
-            key_type: what the vertices are keyed by: "id" (`node_id`), "hash", or "path", a tuple of child indices from
-                here. By path, a vertex that is reached in several ways appears several times. A vertex without an id
-                or hash is keyed by its path.
+            key_type: the kind of keys: "id" (`node_id`), "hash", or "path", a tuple of child indices from here. By
+                path, a vertex that is reached in several ways appears several times. The key of a vertex without an id
+                or hash is its path.
         """
         found: dict[Any, Tree] = {}
         for path, vertex, _ in self._walk():
@@ -326,7 +327,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return len(self.vertices(key_type="path" if count_repeat else "id"))
 
     def edges(self) -> list[tuple[int, int]]:
-        """Return the pairs of ids of parent and child, level by level."""
+        """Return pairs of the ids of parent and child, level by level."""
         pairs = ((vertex.node_id, child.node_id) for _, vertex, below in self._walk() for child in below)
         return list(dict.fromkeys(pairs))
 
@@ -339,7 +340,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return max(map(len, self.valid_paths()))
 
     def rollout_from_path(self, path: Sequence[int]) -> TensorDictBase | None:
-        """Return the steps along a path, `[steps]`, or None if it has none; IndexError if a child does not exist."""
+        """Return the steps along a path, `[steps]`, or None if there are none; IndexError if a child does not exist."""
         vertex, parts = self, [self.rollout]
         for number in path:
             if not -vertex.num_children <= number < vertex.num_children:
@@ -368,10 +369,9 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         raise UsageError(f"the tree has no vertex with the {key_type} {key}")
 
     def __contains__(self, other: Any) -> bool:
-        """Return whether a vertex has the hash of another tree, or, if that has no hash, is that tree.
+        """Return whether a vertex of this tree has the hash of `other`, or is `other` if that has no hash.
 
-        The tree below a state, from `MCTSForest.get_tree`, is also contained if the state is passed on the way to a
-        vertex.
+        A tree that `MCTSForest.get_tree` made for a state is also contained if the state lies on the way to a vertex.
         """
         if not isinstance(other, Tree):
             return False
@@ -386,7 +386,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         return other._states(keys) <= set().union(*(vertex._states(keys) for vertex in vertices))
 
     def _states(self, keys: Sequence[Key]) -> set[bytes]:
-        """Return the bytes of the states that are passed on the way to this one, and of this one."""
+        """Return the bytes of this state and of the states on the way to it."""
         found: set[bytes] = set()
         for data, count in ((self.node_data, 1), (self.rollout, 0 if self.rollout is None else len(self.rollout))):
             if count and all(data.get(key, None) is not None for key in keys):
@@ -400,7 +400,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
         """Return a line for each vertex with a rollout: its path, indented by level, and its state.
 
         Args:
-            node_format_fn: called with a vertex; what it returns is printed instead of the state.
+            node_format_fn: a function of a vertex whose result is shown instead of the state.
         """
         lines: list[str] = []
         stack: list[tuple[Path, Tree]] = [((), self)]
@@ -426,7 +426,7 @@ class Tree(TensorClass["nocast"]):  # type: ignore[type-arg,name-defined]  # an 
             backend: only "svg"; TorchRL's "plotly" is not available and raises UsageError (a ValueError).
             figure: "tree" for circles and lines, "box" for nested boxes.
             info: fields whose values are shown below the label.
-            make_labels: called with a vertex, returns its label; by default the `node_id`.
+            make_labels: a function of a vertex that returns its label; by default the `node_id`.
         """
         if backend != "svg":
             raise UsageError(f"backend is {backend!r}, expected 'svg'")
@@ -448,14 +448,14 @@ _set_field = Tree.__setattr__
 
 
 def _assign(tree: Tree, name: str, value: Any) -> None:
-    """Set an attribute; children that are assigned learn who their parent is."""
+    """Set an attribute; assigning the children also sets their parent."""
     if name == "subtree" and isinstance(value, Tree) and len(value.batch_size) == 1:
         tree.set_children([value[number] for number in range(len(value))])
     else:
         _set_field(tree, name, value)
 
 
-Tree.__setattr__ = _assign  # type: ignore[method-assign, assignment]  # a tensorclass makes its own with the class
+Tree.__setattr__ = _assign  # type: ignore[method-assign, assignment]  # tensordict sets its own with the class
 
 
 def _chosen(step: TensorDictBase, keys: Sequence[Key]) -> Any:
@@ -471,7 +471,7 @@ def _short(value: Any) -> str:
 class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
     """Maps observations to their branches: the rows of the steps that start there, in the order they were added.
 
-    `nodes[td]` returns for observations of any batch size
+    `nodes[td]` returns a tensordict for observations of any batch size, with
 
     - `_index` and `_hash`: the rows and hashes of these steps, int64 `[*batch, branches]` (a lazy stack if the numbers
       of branches differ);
@@ -480,7 +480,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
     Unknown observations raise MissingKeyError (a KeyError). Only a forest writes to the map.
 
     Args:
-        query_module: numbers the observations.
+        query_module: the module that numbers the observations.
     """
 
     def __init__(self, query_module: QueryModule) -> None:
@@ -540,7 +540,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
         raise UsageError("branches cannot be written one by one", hint="add rollouts with the forest's extend")
 
     def acyclic_from(self, start: int) -> bool:
-        """Return whether no path from a node visits a node twice."""
+        """Return whether no path that starts at a node visits any node twice."""
         if self._forward:
             return True
         active, done = {start}, set[int]()
@@ -561,6 +561,7 @@ class NodeMap(TensorMap[TensorDictBase, TensorDictBase]):
 
 
 _MOST = 100_000
+"""The largest number of vertices of a tree."""
 
 
 class Vertex:
@@ -571,16 +572,16 @@ class Vertex:
         self.node = node
         self.depth = depth
         self.passed = passed
-        """The steps on the path from the root; only kept if the graph has cycles."""
+        """The steps on the path from the root; only recorded if the graph has cycles."""
         self.below: list[Vertex] = []
 
 
 def grow(nodes: NodeMap, start: int, steps: list[int] | None, *, max_depth: int | None, compact: bool) -> list[Vertex]:
     """Return the vertices of the tree below a node, level by level.
 
-    The root gets `steps` as its rollout, or if None the steps up to the first branching. In a graph without cycles a
-    state that is reached in several ways is one vertex; with cycles, paths never repeat a step, and each path has its
-    own vertices.
+    The root's rollout is `steps`, or if that is None, the steps up to the first branching. In a graph without cycles, a
+    state that is reached in several ways is one vertex. With cycles, no path repeats a step, and each path has vertices
+    of its own.
     """
     acyclic = nodes.acyclic_from(start)
     known: dict[Any, Vertex] = {}
@@ -630,19 +631,20 @@ class MCTSForest:
     `extend(rollout)` adds steps in TED. Each pair of observation and action is stored once, so that rollouts with a
     common beginning share their first steps, and a rollout that starts at a state of another one continues it.
     `get_tree(state)` returns the tree below a state, `len(forest)` the number of steps. The idea and the names are
-    TorchRL's, where a later outcome of a pair silently replaces the earlier one.
+    TorchRL's; there, a later outcome of a pair silently replaces an earlier one.
 
     Args:
-        data_map: maps observation and action to the step; by default created from the first rollout.
-        node_map: an empty map, or an empty `TensorDictMap` whose query module numbers the observations; by default
-            created from the first rollout.
-        max_size: the most steps; by default the forest grows.
+        data_map: an empty map from observation and action to the step; by default it is made for the first rollout.
+        node_map: an empty map, or an empty `TensorDictMap` whose query module numbers the observations; by default it
+            is made for the first rollout.
+        max_size: the largest number of steps; by default the forest grows.
         done_keys: the keys of flags, by default "done", "terminated" and "truncated".
         reward_keys, observation_keys, action_keys: by default "reward", "observation" and "action".
         excluded_keys: entries that are not stored, at the root and under `next`.
-        consolidated: put the entries of steps into one buffer.
-        stochastic: store every outcome of a pair of observation and action as a step of its own. Otherwise a step with
-            another next observation than before raises SchemaError (a RuntimeError), and its rollout is not added.
+        consolidated: whether to put the entries of steps into one piece of memory.
+        stochastic: whether every outcome of a pair of observation and action is stored as a step of its own. If not, a
+            step with another next observation than before raises SchemaError (a RuntimeError), and its rollout is not
+            added.
 
     >>> from tensordict import TensorDict
     >>> forest = MCTSForest()
@@ -729,13 +731,13 @@ class MCTSForest:
     # Adding ----------------------------------------------------------------------------------------
 
     def extend(self, rollout: TensorDictBase, *, return_node: bool = False) -> Tree | None:
-        """Add the steps of one rollout or several; steps that are known only count as visits.
+        """Add the steps of one or several rollouts; steps that are stored already only count as visits.
 
         If an error is raised, nothing is added.
 
         Args:
             rollout: steps in TED, `[steps]` or `[rollouts, steps]`.
-            return_node: return the vertex after the last step; its `rollout` has the added steps.
+            return_node: whether to return the vertex after the last step, whose `rollout` has the added steps.
 
         Raises:
             MissingKeyError (a KeyError): an observation, action or next observation is missing.
@@ -799,7 +801,7 @@ class MCTSForest:
         return self.data_map, self.node_map
 
     def _new(self, hashed: Hashed, rows: list[int], targets: list[int], nodes: NodeMap) -> list[int]:
-        """Return which steps are new, without repetitions; SchemaError for a step with two next observations."""
+        """Return which steps are new, without repetitions; SchemaError if a step has two next observations."""
         found: dict[bytes, int] = {}
         new: list[int] = []
         for number, (row, target) in enumerate(zip(rows, targets, strict=True)):
@@ -819,12 +821,13 @@ class MCTSForest:
         """Return the tree of all steps from a state on.
 
         No path in the tree repeats a step. If a rollout came back to an earlier state, the tree continues from there
-        with the steps that are not on the path yet; such a tree may be large.
+        with the steps that are not on the path yet, so that it may be large.
 
         Args:
             root: a tensordict of batch size `[]` with the state.
             max_depth: vertices this many levels below the root have no children; by default all levels are built.
-            compact: leave out states with a single branch: their steps join the rollout of the vertex below.
+            compact: whether states with a single branch are left out; their steps then belong to the rollout of the
+                vertex below.
 
         Raises:
             MissingKeyError (a KeyError): no rollout has the state.
@@ -854,7 +857,7 @@ class MCTSForest:
         max_depth: int | None = None,
         compact: bool = True,
     ) -> Tree:
-        """Build the tree below a node; the root's rollout has the given steps. All steps are read in one go."""
+        """Build the tree below a node; the root's rollout has the given steps. All steps are read in one call."""
         assert self.data_map is not None
         assert self.node_map is not None
         nodes, state = self.node_map, root.select(*self.observation_keys).clone()

@@ -3,7 +3,7 @@
     key entries  ->  hash per entry  ->  one hash  ->  number  ->  row of a storage
     (in_keys)        (hash_module)       (aggregator)  (HashToInt, compares the keys' bytes)
 
-Hashes and tables of keys have loops that are compiled if numba can be imported, and otherwise NumPy's.
+Hashes and tables of keys are computed by compiled loops if numba can be imported, and otherwise by NumPy.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 
 _LEAST = 1024
+"""The smallest number of entries for which growing tables and storages make room."""
 
 
 def siphash(rows: Bytes, key: bytes) -> Numbers:
     """Hash each row of uint8 `[n, width]` with SipHash-2-4 (Aumasson and Bernstein, 2012); int64 `[n]`.
 
-    `key` is 16 bytes. The hash is the same in every process and on every machine. The paper's hash is unsigned; the
+    `key` is 16 bytes. Hashes are the same in every process and on every machine. The hash of the paper is unsigned; the
     int64 has the same bits.
     """
     words = np.frombuffer(key, "<u8").astype(np.uint64)
@@ -51,7 +52,7 @@ def siphash(rows: Bytes, key: bytes) -> Numbers:
 
 
 def _plain_siphash(rows: Bytes, key: NDArray[np.uint64]) -> Numbers:
-    """The same with NumPy, one word of all rows at a time."""
+    """Compute `siphash` with NumPy, one word of all rows at a time."""
     count, width = rows.shape
     padded = np.zeros((count, (width // 8 + 1) * 8), np.uint8)
     padded[:, :width] = rows
@@ -90,7 +91,7 @@ def _mix(state: list[NDArray[np.uint64]], rounds: int) -> None:
 def project(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Multiply float64 `[n, features]` by `[features, components]`, adding in the order of the features.
 
-    The order in a BLAS matrix product would depend on the machine and the number of rows.
+    The result of a BLAS matrix product would depend on the machine and the number of rows.
     """
     projected = np.zeros((len(rows), matrix.shape[1]))
     compiled = compiled_module("compiled_hashes", __package__)
@@ -103,9 +104,9 @@ def project(rows: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[n
 
 
 class KeyTable:
-    """Numbers keys, rows of `width` bytes, from 0 in the order of arrival.
+    """Numbers keys, which are rows of `width` bytes, from 0 in the order in which they are added.
 
-    Keys are compared byte by byte, so that two keys with the same hash get different numbers. With width 0 the hash
+    Keys are compared byte by byte, so that two keys with the same hash get different numbers. With width 0, the hash
     itself is the key. Memory grows by doubling.
     """
 
@@ -133,7 +134,7 @@ class KeyTable:
         return self._search(hashes, keys, extend=False)
 
     def add(self, hashes: Numbers, keys: Bytes) -> Numbers:
-        """Return the numbers of keys, int64 `[n]`; missing keys are added."""
+        """Return the numbers of keys, int64 `[n]`; missing keys are added and get the next numbers."""
         self._make_room(self._count + len(hashes))
         before = self._count
         found = self._search(hashes, keys, extend=True)
@@ -161,7 +162,7 @@ class KeyTable:
         self._spread()
 
     def _spread(self) -> None:
-        """Called once there is room for more entries."""
+        """Called when the arrays for entries have grown."""
 
     def _forget(self) -> None:
         raise NotImplementedError
@@ -197,7 +198,7 @@ class PlainTable(KeyTable):
 
 
 class CompiledTable(KeyTable):
-    """A `KeyTable` with open addressing; its functions release the interpreter lock."""
+    """A `KeyTable` with open addressing, in compiled loops that release the interpreter lock."""
 
     def __init__(self, width: int, compiled: ModuleType) -> None:
         super().__init__(width)
@@ -245,7 +246,7 @@ DEFAULT_KEY = bytes(range(16))
 def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
     """Return the bytes of each row of a tensor `[n, …]` of any dtype as uint8 `[n, width]`.
 
-    SchemaError for tensors without dimensions, sparse and nested tensors, and tensors on the device `meta`.
+    SchemaError if the tensor has no dimensions, is sparse or nested, or is on the device `meta`; `what` names it.
     """
     if not isinstance(rows, torch.Tensor):
         raise SchemaError(f"{what} is a {type(rows).__name__}; only rows of tensors can be hashed")
@@ -257,7 +258,7 @@ def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
     if not rows.numel():
         return np.zeros((len(rows), width), np.uint8)
     flat = rows.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # possible for a single element, even if it is contiguous
+    if flat.stride(0) != 1:  # a tensor with a single element is contiguous with any stride
         flat = flat.clone(memory_format=torch.contiguous_format)
     found: Bytes = flat.view(torch.uint8).numpy().reshape(len(rows), width)
     return found
@@ -266,13 +267,13 @@ def row_bytes(rows: Any, what: str = "the tensor") -> Bytes:
 class BinaryToDecimal(nn.Module):
     """Reads the last dimension as binary numbers of `num_bits` bits and returns their sum.
 
-    `[…, k * num_bits]` becomes `[…]`: the last dimension is cut into k chunks, most significant bit first, and the
-    values of the chunks are added. Different rows may have the same sum.
+    `[…, k * num_bits]` becomes `[…]`: the last dimension is cut into k chunks, each with the most significant bit
+    first, and the values of the chunks are added. Different rows may have the same sum.
 
     Args:
-        num_bits: bits per number.
-        device, dtype: of the result.
-        convert_to_binary: count values above 0 as 1 and all others as 0.
+        num_bits: the number of bits of each number.
+        device, dtype: the device and element type of the result.
+        convert_to_binary: whether values above 0 count as 1, and all others as 0.
 
     Raises:
         UsageError (a ValueError): a value is neither 0 nor 1 (without `convert_to_binary`), the last dimension is not a
@@ -325,7 +326,7 @@ class SipHash(nn.Module):
     differs from one process to the next.
 
     Args:
-        as_tensor: if False, return the bytes of each row unhashed, as a list.
+        as_tensor: if False, the bytes of each row are returned as a list, without hashing.
         key: 16 bytes; by default the key of the published test vectors.
 
     Raises:
@@ -352,16 +353,17 @@ class SipHash(nn.Module):
 class RandomProjectionHash(SipHash):
     """Projects each row of a tensor `[n, …]` onto random directions, rounds, and hashes the result.
 
-    Similar rows get the same hash, so the hash groups states rather than identifies them. The directions have entries
-    +1 and -1 (Achlioptas, 2003) and are the same in every process. They are drawn when a number of features is seen for
-    the first time, or in advance by `fit`. Sums are computed in float64, feature by feature, so that a hash depends
-    neither on the machine nor on the number of rows in a call.
+    Similar rows get the same hash, so that the hash groups states rather than identifying them. Directions have the
+    entries +1 and -1 (Achlioptas, 2003), and are the same in every process. They are made when a number of features is
+    first seen, or in advance by `fit`. Sums are computed in float64, feature by feature, so that hashes do not depend
+    on the machine or the number of rows in a call.
 
     Args:
         n_components: the number of directions.
         dtype_cast: the floating type that the projections are rounded to.
-        as_tensor: if False, return the bytes of the projections unhashed, as a list.
-        init_method: fills a float tensor `[features, n_components]` in place with directions, or returns one.
+        as_tensor: if False, the bytes of the projections are returned as a list, without hashing.
+        init_method: a function that fills a float tensor `[features, n_components]` with directions in place, or
+            returns one.
         key: see `SipHash`.
 
     Raises:
@@ -388,7 +390,7 @@ class RandomProjectionHash(SipHash):
         self._matrices: dict[int, torch.Tensor] = {}
 
     def fit(self, x: torch.Tensor) -> None:
-        """Draw the directions for rows of the width of `x`, `[n, …]`, unless they exist already."""
+        """Make the directions for rows with as many features as `x`, `[n, …]`, unless they exist already."""
         self._matrix(math.prod(x.shape[1:]))
 
     def _matrix(self, features: int) -> torch.Tensor:
@@ -426,10 +428,10 @@ class RandomProjectionHash(SipHash):
 class HashToInt(nn.Module):
     """Assigns consecutive numbers from 0 to hashes, in the order in which they are first seen.
 
-    Called with int64 hashes of any shape, it returns their numbers in the same shape. Unknown hashes raise
+    Calling it with int64 hashes of any shape returns their numbers in the same shape. Unknown hashes raise
     MissingKeyError (a KeyError); with `extend=True` they get the next numbers instead. `find` and `add` also take the
     hashed keys and compare them byte by byte, so that keys whose hashes collide get different numbers. The table grows
-    by doubling and is part of `state_dict()`.
+    by doubling, and is part of `state_dict()`.
 
     >>> numbers = HashToInt()
     >>> numbers(torch.tensor([70, -3, 70]), extend=True)
@@ -468,7 +470,7 @@ class HashToInt(nn.Module):
         return torch.from_numpy(self._of(keys).find(hashes.cpu().numpy(), keys))
 
     def add(self, hashes: torch.Tensor, keys: Bytes) -> torch.Tensor:
-        """Return the numbers of keys as `find` does, but give unknown keys the next numbers."""
+        """Return the numbers of keys as `find` does; unknown keys get the next numbers."""
         return torch.from_numpy(self._of(keys).add(hashes.cpu().numpy(), keys))
 
     def _of(self, keys: Bytes) -> KeyTable:
@@ -502,13 +504,14 @@ HashModule = Callable[[torch.Tensor], Any]
 
 
 Kinds = list[tuple[torch.dtype, torch.Size]]
-"""The dtype and the shape (without the batch size) of each entry of a key."""
+"""The dtype and the shape, without the batch size, of each entry of a key."""
 
 
 class Hashed(NamedTuple):
-    """The n keys in a tensordict of batch size `batch`: hashes, int64 `[n]`, and bytes, uint8 `[n, width]`.
+    """The n keys in a tensordict of batch size `batch`: their hashes, int64 `[n]`, and bytes, uint8 `[n, width]`.
 
-    `device` is the device of the first entry; results for the user are moved there.
+    `kinds` has the dtype and shape of each entry. `device` is the device of the first entry, to which results for the
+    user are moved.
     """
 
     hashes: torch.Tensor
@@ -528,12 +531,13 @@ class QueryModule(TensorDictModuleBase):
 
     Args:
         in_keys: the entries, `[*batch, …]`, that make up a key.
-        index_key, hash_key: where numbers and hashes are written.
-        hash_module: hashes the rows of an entry: takes a tensor `[n, …]` and returns n integers. One module, or a list
-            with one for each entry; by default `SipHash`.
-        hash_to_int: numbers the hashes; by default a new `HashToInt`.
-        aggregator: hashes the hashes of several entries, int64 `[n, entries]`, to one; by default `SipHash`.
-        clone: write to a shallow copy of the tensordict and return that.
+        index_key, hash_key: the entries to which numbers and hashes are written.
+        hash_module: the module that hashes the rows of an entry: it takes a tensor `[n, …]` and returns n integers. One
+            module, or a list with one for each entry; by default `SipHash`.
+        hash_to_int: the module that numbers the hashes; by default a new `HashToInt`.
+        aggregator: the module that hashes the hashes of several entries, int64 `[n, entries]`, to one; by default
+            `SipHash`.
+        clone: whether to write to a shallow copy of the tensordict, and return that.
 
     Raises:
         UsageError (a ValueError): `in_keys` is empty, or the number of modules differs from the number of entries.
@@ -576,7 +580,7 @@ class QueryModule(TensorDictModuleBase):
 
     @property
     def hash_module(self) -> dict[Key, HashModule]:
-        """What hashes each of the entries `in_keys`."""
+        """The hash module of each of the entries `in_keys`."""
         return dict(zip(self.in_keys, self._hash_modules, strict=True))
 
     def _modules_of(self, given: HashModule | Sequence[HashModule] | None) -> list[HashModule]:
@@ -680,7 +684,7 @@ class QueryModule(TensorDictModuleBase):
 
 
 def known_only(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the numbers; MissingKeyError if one is negative, which stands for an unknown key."""
+    """Return the numbers of keys; MissingKeyError if one is negative, because the key is unknown."""
     unknown = numbers < 0
     if unknown.any():
         count, first = int(unknown.sum()), int(unknown.nonzero()[0, 0])
@@ -723,25 +727,25 @@ class TensorMap(ABC, Generic[K, V]):
 
 
 class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
-    """A dictionary from tensordicts to tensordicts: a storage whose rows are looked up by content.
+    """A dictionary from tensordicts to tensordicts: a storage whose rows are looked up by keys.
 
     - `map[key] = value` stores entries of `value` for the keys in the tensordict `key`, and writes row numbers and
-      hashes into `key` unless it is locked. If a key occurs twice in a batch, the last value counts.
+      hashes into `key` unless it is locked. If a key occurs several times in a batch, its last value counts.
     - `map[key]` and `map(key)` return the values, and do not change `key`. `map[index]` reads rows by number.
-    - `map.contains(key)` returns a bool tensor, `key in map` whether all keys have a value, `len(map)` the number of
-      keys with a value.
+    - `map.contains(key)` returns which keys have a value, a bool tensor; `key in map` whether all of them do;
+      `len(map)` the number of keys with a value.
 
-    Keys and values have any batch size, also `[]`. A write that fails changes nothing.
+    Keys and values have any batch size, including `[]`. A write that fails changes nothing.
 
     Args:
-        query_module: numbers the keys; its `in_keys` are the entries that make up a key.
+        query_module: the module that numbers the keys; its `in_keys` are the entries that make up a key.
         storage: a storage of tensordicts, or a dict of storages, one for each out key.
-        collate_fn: makes a batch of what a storage returns for several rows; by default objects are stacked and tensors
-            returned unchanged.
+        collate_fn: a function that makes a batch of what a storage returns for several rows. By default objects are
+            stacked, and tensors are used unchanged.
         out_keys: the entries of values that are stored; by default all entries of the first value. If they are given
-            for a single storage, those that the first value lacks are left out.
-        write_fn: computes the value to store: `write_fn(new)` for a new key, `write_fn(new, old)` for a key with a
-            value. Equal keys in a batch are then written one after the other.
+            for a single storage, entries that the first value lacks are left out.
+        write_fn: a function that computes the value to store: `write_fn(new)` for a new key, `write_fn(new, old)` for a
+            key with a value. Equal keys in a batch are then written one after the other.
 
     Raises:
         MissingKeyError (a KeyError): a key is unknown, or a value has none of the entries to store.
@@ -778,7 +782,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         self._wanted = list(map(unravel_key, out_keys or (() if isinstance(storage, Storage) else storage)))
         self._out_keys = list(self._wanted)
         self._may_lack = bool(out_keys) and isinstance(storage, Storage)
-        """Whether values may lack out keys; what is stored already decides then."""
+        """Whether values may lack some out keys; after the first write, all have to fit the stored ones."""
         if isinstance(storage, Mapping) and set(self._wanted) != set(self.storage):
             raise UsageError(f"out_keys are {self._wanted}, but the storages are for {list(self.storage)}")
         self._filled = torch.zeros(0, dtype=torch.bool)
@@ -798,19 +802,19 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         write_fn: WriteFunction | None = None,
         consolidated: bool | None = None,
     ) -> TensorDictMap:
-        """Create a map for keys like `source` and values like `dest`.
+        """Make a map for keys like `source` and values like `dest`.
 
         Args:
             source: an example of keys.
             dest: an example of values.
-            in_keys, out_keys: the entries of keys and values; by default all entries of `dest` are values. `dest` need
-                not have those that are given.
-            max_size: the most keys. None, the default (TorchRL's is 1000), lets the memory grow by doubling.
-            storage_constructor: a class, which is called with `max_size` (1000 if None), or a function without
+            in_keys, out_keys: the entries of keys and values; by default values consist of all entries of `dest`. Given
+                `out_keys` may be missing in `dest`.
+            max_size: the largest number of keys. With None, the default (TorchRL's is 1000), memory grows by doubling.
+            storage_constructor: a class, which is called with `max_size` (1000 if it is None), or a function without
                 arguments.
             hash_module: see `QueryModule`.
-            collate_fn, write_fn: see this class.
-            consolidated: put all entries into one buffer.
+            collate_fn, write_fn: see `TensorDictMap`.
+            consolidated: whether to put all entries into one piece of memory.
 
         Raises:
             MissingKeyError (a KeyError): `source` lacks one of the keys.
@@ -833,7 +837,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
 
     @property
     def max_size(self) -> int | None:
-        """The most keys that fit; None for a map that grows."""
+        """The largest number of keys; None for a map that grows."""
         return None if self._remake is not None else min(storage.max_size for _, storage in self._stores())
 
     @property
@@ -860,7 +864,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         hashed = self.query_module.hashed(item)
         return (self._rows(hashed) >= 0).reshape(hashed.batch).to(hashed.device)
 
-    def __contains__(self, item: Any) -> bool:  # for mypy: says which base class it comes from
+    def __contains__(self, item: Any) -> bool:  # mypy needs to know from which base class it comes
         return TensorMap.__contains__(self, item)
 
     def _stores(self) -> Iterator[tuple[Key | None, Storage]]:
@@ -917,7 +921,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
             self.query_module.write(key, hashed, rows)
 
     def _kept(self, value: TensorDictBase) -> list[Key]:
-        """Return which entries of a value are stored; MissingKeyError if there is none, or one is needed."""
+        """Return which entries of a value are stored; MissingKeyError if none exists, or a required one is missing."""
         keys = self._out_keys or list(value.keys(True, True))
         found = [key for key in keys if value.get(key, None) is not None]
         if not found or (len(found) < len(keys) and not self._may_lack):
@@ -944,7 +948,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
         self._out_keys = out_keys
 
     def _make_room(self, count: int) -> None:
-        """Grow the storage; SchemaError if it has reached `max_size`."""
+        """Make room for `count` rows in the storage; SchemaError if they exceed `max_size`."""
         size = min(storage.max_size for _, storage in self._stores())
         if count <= size:
             return
@@ -958,7 +962,11 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, TensorDictBase]):
     def _merged(
         self, write: WriteFunction, rows: torch.Tensor, values: TensorDictBase
     ) -> tuple[torch.Tensor, TensorDictBase]:
-        """Pass values through `write_fn`; return distinct rows and the values to store there."""
+        """Pass values through `write_fn`; return distinct rows and the values to store there.
+
+        If a key occurs several times, its values are passed one after the other: in turn t, all keys with more than t
+        values are written at once.
+        """
         order = rows.argsort(stable=True)
         ordered, _, counts = rows[order].unique_consecutive(return_inverse=True, return_counts=True)
         starts = counts.cumsum(0) - counts

@@ -20,8 +20,8 @@ from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
-from ..ted.schema import Numbers
-from .trajectories import Key, TableFinder, TrajectoryTable
+from ..ted.schema import Key, Numbers
+from .trajectories import TableFinder, TrajectoryTable
 
 # After this many calls, importing the compiled loops, which takes half a second, pays off.
 _PATIENCE = 50

@@ -20,10 +20,10 @@ from ..storages.base import Storage
 from ..storages.cursors import rows_named
 from ..storages.list_storage import LazyStackStorage, ListStorage
 from ..storages.write_log import Written
-from ..ted.schema import Numbers
+from ..ted.schema import Key, Numbers, as_key
 from ..torchrl_classes import counterpart
 from .base import Sampler
-from .trajectories import Key, boundary_key, has_columns, stored_entry
+from .trajectories import has_columns, stored_entry
 from .uniform import fractions, permutation
 
 _STRATEGIES = ("random", "recency", "reward", "variance")
@@ -111,7 +111,7 @@ class PromptGroupSampler(Sampler):
         require_choice("strategy", strategy, _STRATEGIES)
         self.strategy = strategy
         self.group_key, self.reward_key = group_key, reward_key
-        self._key, self._reward = boundary_key(group_key), boundary_key(reward_key)
+        self._key, self._reward = as_key(group_key), as_key(reward_key)
         self.cache_groups = cache_groups
         self._warned = False
         self._storage: weakref.ref[Storage] | None = None

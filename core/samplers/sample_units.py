@@ -15,7 +15,7 @@ from ..errors import MissingKeyError, SchemaError, UsageError, require_choice, r
 from ..storages.base import Storage
 from ..storages.pytree import TensorDictNode
 from ..storages.tensor import TensorStorage
-from ..ted.schema import Numbers
+from ..ted.schema import NEXT_DONE, Numbers, as_key
 from .base import Index
 from .trajectories import (
     BoundarySource,
@@ -23,17 +23,14 @@ from .trajectories import (
     EpisodeBoundaries,
     FlagBoundaries,
     JointBoundaries,
-    Key,
     StrictBoundaries,
     TableFinder,
-    boundary_key,
     clamped,
     has_entry,
 )
 
 EpisodeBoundary: TypeAlias = Literal["pad", "stop", "include_reset"]
 
-_DONE: Key = ("next", "done")
 ANCHOR, VALID = "anchor_index", "validity_mask"
 """Entries of the info: the anchor of each row, and whether the row is a real step rather than a repeat."""
 
@@ -143,7 +140,7 @@ class Sequence(SampleUnit):
         self,
         length: int,
         episode_boundary: EpisodeBoundary = "pad",
-        done_key: Any = _DONE,
+        done_key: Any = NEXT_DONE,
         burn_in: int = 0,
         bootstrap: int = 0,
         dilation: int = 1,
@@ -155,7 +152,7 @@ class Sequence(SampleUnit):
         require_choice("episode_boundary", episode_boundary, get_args(EpisodeBoundary))
         self.length = length
         self.episode_boundary: EpisodeBoundary = episode_boundary
-        self.done_key = None if done_key is None else boundary_key(done_key)
+        self.done_key = None if done_key is None else as_key(done_key)
         self.burn_in = burn_in
         self.bootstrap = bootstrap
         self.dilation = dilation
@@ -227,7 +224,7 @@ class Sequence(SampleUnit):
             self._require_tensordicts(storage)
         if key is None or self.episode_boundary == "include_reset":
             return _Unbroken()
-        named = key != _DONE
+        named = key != NEXT_DONE
         if named and not has_entry(storage, key):
             raise MissingKeyError(f"{'.'.join(key)!r} is not in the storage, so the ends of episodes are unknown")
         source = StrictBoundaries(key, any_flag=True).source(storage)

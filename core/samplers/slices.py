@@ -24,20 +24,17 @@ from ..kernels.slices import Anchor, Chances, Singles, SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.pytree import entry_of
 from ..storages.write_log import Written
-from ..ted.schema import Numbers
+from ..ted.schema import NEXT_DONE, Key, Numbers, as_key
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
 from .trajectories import (
-    DONE,
     BoundaryChoice,
     ConflictingArgumentsError,
     IdBoundaries,
-    Key,
     LaneRuns,
     Runs,
     TableFinder,
     TrajectoryTable,
-    boundary_key,
     has_columns,
     stored_entry,
 )
@@ -191,7 +188,7 @@ class SliceSampler(Sampler):
         self.compile = bool(compile)
         self.use_gpu = _checked_gpu(use_gpu)
         self.truncated_key = truncated_key
-        self.end_key = DONE if all(given is None for given in (end_key, end_keys, ends, trajectories)) else end_key
+        self.end_key = NEXT_DONE if all(given is None for given in (end_key, end_keys, ends, trajectories)) else end_key
         self.end_keys = end_keys
         self._traj_key = traj_key
         self._boundaries = BoundaryChoice(end_key, end_keys, traj_key, ends, trajectories, cache_values)
@@ -223,7 +220,7 @@ class SliceSampler(Sampler):
     @init_key.setter
     def init_key(self, key: NestedKey | None) -> None:
         given = self.truncated_key, key
-        self._marks = SliceMarks(*(None if one is None else boundary_key(one) for one in given))
+        self._marks = SliceMarks(*(None if one is None else as_key(one) for one in given))
         self._init_key = key
 
     # Sampling ----------------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ..errors import MissingKeyError, SchemaError, UsageError
 from ..storages.base import Storage
 from ..storages.write_log import Counter
-from ..ted.schema import Numbers
+from ..ted.schema import Numbers, as_key
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
-from .trajectories import BoundarySource, IdBoundaries, TableFinder, TrajectoryTable, boundary_key, by_lane, has_entry
+from .trajectories import BoundarySource, IdBoundaries, TableFinder, TrajectoryTable, by_lane, has_entry
 from .uniform import first_of_each, fractions
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -81,7 +81,7 @@ class StalenessAwareSampler(Sampler):
             raise UsageError(f"staleness_weight_fn is a {type(staleness_weight_fn).__name__}, expected a function")
         self.staleness_weight_fn = staleness_weight_fn
         self.version_key = version_key
-        self._key = boundary_key(version_key)
+        self._key = as_key(version_key)
         self._version = Counter(shared=True)
         self._tables = TableFinder(self._source)
         self._weighed: tuple[Any, _Runs] | None = None

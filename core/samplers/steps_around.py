@@ -17,8 +17,8 @@ from ..kernels.rows import Memory, memory_of
 from ..storages.base import Storage
 from ..storages.columns import renames
 from ..storages.dataset import StreamStorage, merged, tensordict_of
-from ..ted.schema import Numbers
-from .trajectories import Key, clamped, has_columns, stored_entry
+from ..ted.schema import Key, Numbers
+from .trajectories import clamped, has_columns, stored_entry
 
 _EPISODE: Key = ("episode",)
 _FEW = 4096

@@ -39,10 +39,9 @@ from ..errors import (
 from ..kernels.slices import SliceRule, scaled
 from ..storages.base import Storage
 from ..storages.dataset import StreamStorage
-from ..ted.schema import Numbers
+from ..ted.schema import Numbers, as_key
 from .base import Index, Sampler
 from .slices import SliceEnds, SliceMarks, SliceMeasure
-from .trajectories import boundary_key
 from .uniform import permutation, seed_of
 
 _SHARDS, _ELEMENTS, _ROUND, _STARTS = range(4)
@@ -382,7 +381,7 @@ class StreamSliceSampler(StreamSampler):
         require_flags(strict_length=strict_length, pad_output=pad_output, refuse_short=refuse_short, batched=batched)
         self.pad_value, self.refuse_short, self.batched = pad_value, refuse_short, batched
         self.measure = SliceMeasure(num_slices, slice_len, strict_length, pad_output)
-        self._marks = SliceMarks(None if truncated_key is None else boundary_key(truncated_key))
+        self._marks = SliceMarks(None if truncated_key is None else as_key(truncated_key))
         self._slice_len: int | None = None
         super().__init__(**options)
 

@@ -35,7 +35,7 @@ from ..format.syncing import replace_file
 from ..state_folder import load_module_state, module_state_bytes
 from ..storages.base import Storage
 from ..storages.write_log import Written
-from ..ted.schema import Numbers
+from ..ted.schema import Key, Numbers, as_key
 from ..torchrl_classes import counterpart
 from .base import Index
 from .slices import SliceSampler
@@ -43,10 +43,8 @@ from .trajectories import (
     BoundarySource,
     IdBoundaries,
     JointBoundaries,
-    Key,
     TableFinder,
     TrajectoryTable,
-    boundary_key,
     by_lane,
     has_entry,
 )
@@ -146,11 +144,9 @@ class StreamingSliceSampler(SliceSampler):
         row = storage.get(torch.zeros(1, dtype=torch.int64))
         row = row[0] if isinstance(row, list) else row
         if not (is_tensor_collection(row) or isinstance(row, Mapping)):
-            raise WrongKindError(
-                f"windows are cut from tensordicts, an element of the storage is a {type(row).__name__}"
-            )
+            raise WrongKindError(f"windows need tensordicts, but an element of the storage is a {type(row).__name__}")
         found = self._boundaries.sources(storage)
-        if self.init_key is not None and has_entry(storage, key := boundary_key(self.init_key)):
+        if self.init_key is not None and has_entry(storage, key := as_key(self.init_key)):
             found = *found, StartBoundaries(key)
         return found[0] if len(found) == 1 else JointBoundaries(found)
 
@@ -349,7 +345,7 @@ class StreamingSliceSampler(SliceSampler):
         if missing:
             raise SchemaError(f"{', '.join(missing)} is missing in the state of a {type(self).__name__}")
         if state["slice_len"] != self._slice_len:
-            raise SchemaError(f"the state is of windows of {state['slice_len']} steps, expected {self._slice_len}")
+            raise SchemaError(f"the state has windows of {state['slice_len']} steps, expected {self._slice_len}")
         versions = _rows(state, "slot_versions", ())
         queued, waiting = (_rows(state, name, versions) for name in ("queued_indices", "pending_indices"))
         windows = queued.reshape(-1, self._slice_len)

@@ -36,12 +36,10 @@ from ..storages.cursors import last_row
 from ..storages.pytree import StackNode
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Change, Written
-from ..ted.schema import TRAJECTORY_KEYS, Array, Numbers
+from ..ted.schema import NEXT_DONE, TRAJECTORY_KEYS, Array, Key, Numbers, as_key
 
-Key: TypeAlias = tuple[str, ...]
 Ends: TypeAlias = NDArray[np.bool_]
 
-DONE: Key = ("next", "done")
 _IDS = TRAJECTORY_KEYS["slices"]
 
 
@@ -248,10 +246,10 @@ class BoundaryChoice:
     ) -> None:
         if end_key is not None and end_keys is not None:
             raise SchemaError(f"end_key is {end_key!r} and end_keys is {end_keys!r}: give one of them")
-        self._ids: Key | None = None if traj_key is None else boundary_key(traj_key)
+        self._ids: Key | None = None if traj_key is None else as_key(traj_key)
         self._flags: tuple[Key, ...] | None = None
         if end_key is not None or end_keys is not None:
-            self._flags = tuple(boundary_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
+            self._flags = tuple(as_key(key) for key in ([end_key] if end_keys is None else _several(end_keys)))
         self._fixed = _fixed_boundaries(ends, trajectories, cache_values, end_key, end_keys, traj_key)
         self._warned = False
 
@@ -262,7 +260,7 @@ class BoundaryChoice:
         ids = (self._ids,) if self._ids is not None else _IDS
         if self._ids in (None, ("episode",)) and self._flags is None and storage.episode_lengths() is not None:
             return EpisodeBoundaries()
-        flags = (DONE,) if self._flags is None else self._flags
+        flags = (NEXT_DONE,) if self._flags is None else self._flags
         by_ids, by_flags = self._stored(storage, ids, flags)
         wanted, other = (by_ids, by_flags) if self._ids is not None or self._flags is None else (by_flags, by_ids)
         if wanted is None and other is not None and (self._ids is not None or self._flags is not None):
@@ -285,7 +283,7 @@ class BoundaryChoice:
         chosen = self.source(storage)
         if not isinstance(chosen, IdBoundaries | FlagBoundaries):
             return (chosen,)
-        stored = self._stored(storage, _IDS if self._ids is None else (self._ids,), self._flags or (DONE,))
+        stored = self._stored(storage, _IDS if self._ids is None else (self._ids,), self._flags or (NEXT_DONE,))
         return chosen, *(one for one in stored if one is not None and one != chosen)
 
     def _warn_once(self, storage: Storage, missing: Sequence[Key], found: BoundarySource) -> None:
@@ -308,7 +306,7 @@ class StrictBoundaries:
     `truncated` next to it are used instead; with `any_flag`, they always count as well.
     """
 
-    done: Key = DONE
+    done: Key = NEXT_DONE
     traj: Key | None = None
     any_flag: bool = False
 
@@ -326,7 +324,7 @@ class StrictBoundaries:
         flags = (self.done, *siblings) if self.any_flag else flags
         known = any(has_entry(storage, key) for key in flags)
         named = [self.traj] if self.traj is not None and ids is None else []
-        named += [self.done] if self.done != DONE and self.done not in flags else []
+        named += [self.done] if self.done != NEXT_DONE and self.done not in flags else []
         if named:
             raise MissingKeyError(f"{_listed(named)} is not in the storage, so episodes cannot be separated")
         if ids is None and not known:
@@ -337,17 +335,9 @@ class StrictBoundaries:
         return found[0] if len(found) == 1 else JointBoundaries(tuple(found))
 
 
-def boundary_key(key: Any) -> Key:
-    """Return a key as a tuple of names; UsageError (a ValueError) for anything else."""
-    found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not found or not all(isinstance(part, str) for part in found):
-        raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
-    return found
-
-
 def _several(keys: Any) -> Sequence[Any]:
     """Return a list of keys; UsageError if it is empty, or a single key."""
-    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == DONE[0]):
+    if not isinstance(keys, list | tuple) or not keys or (isinstance(keys, tuple) and keys[0] == NEXT_DONE[0]):
         raise UsageError(f"end_keys is {keys!r}, expected a list of keys", hint="pass a single key as end_key")
     return keys
 

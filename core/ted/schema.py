@@ -56,6 +56,14 @@ def key_name(key: Key) -> str:
     return ".".join(key)
 
 
+def as_key(key: Any) -> Key:
+    """Convert a name, or a tuple or list of names, to a key; UsageError (a ValueError) for anything else."""
+    found = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not found or not all(isinstance(part, str) for part in found):
+        raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
+    return found
+
+
 def key_called(name: str, keys: Iterable[Key], *, groups: bool = False) -> Key | None:
     """Return the key of a leaf, or with `groups` of a group, that a user names with dots; None if it does not exist.
 

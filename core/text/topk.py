@@ -14,8 +14,9 @@ from ..errors import MissingKeyError, SchemaError, UsageError, WrongKindError, r
 from ..format.contracts import FinalMethodError
 from ..storages.base import copied
 from ..storages.list_storage import document_of, tree_from, tree_of
+from ..ted.schema import as_key
 from ..transforms.base import Transform
-from ..transforms.keyed import as_key, in_double
+from ..transforms.keyed import in_double
 
 _LOG = logging.getLogger("rbtool.text")
 

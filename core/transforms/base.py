@@ -400,8 +400,7 @@ def _share(transforms: Iterable[Any]) -> None:
 
 def _unshared(transform: Any) -> SchemaError:
     return SchemaError(
-        f"{type(transform).__name__} changes its state with every write, where no other process sees it, "
-        "expected a shared write state",
+        f"{type(transform).__name__} changes its state with every write, and other processes do not see that state",
         hint="keep the state in registered buffers, or define share_memory_()",
     )
 

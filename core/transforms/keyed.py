@@ -27,20 +27,11 @@ from ..errors import (
 from ..format.contracts import own_attributes, refuse_overrides
 from ..format.documents import parse_json
 from ..format.language import EVENTS, PERSISTENT, TASK, TASKS, parse_said, said_in_rows
+from ..ted.schema import NEXT, as_key
 from .base import Transform
 
 Key: TypeAlias = str | tuple[str, ...]
 Path: TypeAlias = tuple[str, ...]
-
-NEXT = "next"
-
-
-def as_key(key: Any) -> Path:
-    """Convert a key to a tuple of names; UsageError (a ValueError) if it is not a key."""
-    path = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
-    if not path or not all(isinstance(part, str) for part in path):
-        raise UsageError(f"the key is {key!r}, expected a name or a tuple of names")
-    return path
 
 
 def as_keys(keys: Any) -> list[Path]:
@@ -721,7 +712,7 @@ class EpisodeTexts(Transform):
         for number in np.unique(episodes).tolist():
             rows = np.flatnonzero(episodes == number)
             if number not in self._texts:
-                raise SchemaError(f"episode {number} of the batch is none of those whose texts are known")
+                raise SchemaError(f"the batch has steps of episode {number}, whose texts are unknown")
             for name in names:
                 for row, value in zip(rows, self._of_rows(batch, self._texts[number], name, rows), strict=True):
                     found[name][row] = value
@@ -744,7 +735,7 @@ class EpisodeTexts(Transform):
         numbers = self._numbers(batch, "task_index")[rows].tolist()
         if not isinstance(tasks, dict) or not {*map(str, numbers)} <= tasks.keys():
             raise SchemaError(
-                f"which of the tasks {text[TASKS]} a step has is not known",
+                f"the task of a step is unknown: its episode has the tasks {text[TASKS]}",
                 hint="set it: rbtool preprocess DATASET --task EPISODE=TEXT --dest DEST; or convert the source again",
             )
         return [tasks[str(number)] for number in numbers]
@@ -754,7 +745,7 @@ class EpisodeTexts(Transform):
         value = batch.get(name, None)
         if value is None or value.numel() != batch.batch_size.numel():
             raise MissingKeyError(
-                f"{name} is not in the batch as one number a step, and texts of steps are found by it"
+                f"{name} is not in the batch with one number per step, and the texts of steps are found by it"
             )
         return value.reshape(-1).numpy(force=True)
 

@@ -20,7 +20,7 @@ from torch import nn
 from ..errors import MissingKeyError, SchemaError, UsageError, require_share, warn_caller
 from ..format.returns import add_rewards_to_go
 from ..storages.base import copied
-from ..ted.schema import DEFAULT_DONE_KEYS, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED
+from ..ted.schema import DEFAULT_DONE_KEYS, NEXT, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, as_key
 from ..trajectories import (
     NestedKey,
     is_cut_behind,
@@ -32,7 +32,7 @@ from ..trajectories import (
     trajectory_ids,
 )
 from .base import Transform
-from .keyed import NEXT, as_key, in_double, not_there, require_named, require_tensordict
+from .keyed import in_double, not_there, require_named, require_tensordict
 
 _ORIGINAL = "original_"
 _ENDS = (NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED)
@@ -549,7 +549,7 @@ class MultiStepTransform(Transform):
         if known != given:
             odd = ", ".join(sorted(".".join(key) for key in known ^ given))
             raise SchemaError(
-                f"the steps and those held back do not both have {odd}", hint="flush() the buffer in between"
+                f"only the new steps, or only the steps held back, have {odd}", hint="flush() the buffer in between"
             )
         before = held.apart.clone()
         if data.shape[-1] and before.shape[-1]:

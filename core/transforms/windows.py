@@ -29,18 +29,9 @@ from ..errors import (
 from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
 from ..storages.dataset import StreamStorage
-from ..ted.schema import NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, Numbers, key_called
+from ..ted.schema import NEXT, NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, Numbers, as_key, key_called
 from .base import Past, Transform
-from .keyed import (
-    NEXT,
-    KeyedTransform,
-    Path,
-    as_key,
-    as_keys,
-    not_there,
-    require_named,
-    require_tensordict,
-)
+from .keyed import KeyedTransform, Path, as_keys, not_there, require_named, require_tensordict
 
 _STEP_COUNT = ("step_count",)
 
@@ -612,7 +603,7 @@ def _offsets(window: Any, fps: float | None) -> Numbers:
     if _in_seconds(found):
         if fps is None:
             raise UsageError(
-                f"the window is {window!r}, in seconds, and the number of steps a second is not known",
+                f"the window {window!r} is in seconds, but the number of steps per second is unknown",
                 hint="write it in steps: (0, 16); or rbtool.Windows(…, fps=30) as the first transform",
             )
         times = [float(one) for one in found]

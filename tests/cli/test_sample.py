@@ -148,7 +148,7 @@ def test_windows_have_masks_and_no_next_observation(shell):
         ("--window actoin=0:8", "actoin is not in the data, so it cannot have a window; did you mean 'action'?"),
         ("--window action=0:1000000", "the window of action reaches 999,999 steps away, and the longest episode has"),
         ("--window action=8:8", "the window is '8:8', which has no steps"),
-        ("--window action=0s:1s", "the number of steps a second is not known"),
+        ("--window action=0s:1s", "the number of steps per second is unknown"),
         ("--window action=0:8 --frame-stack 4", "--window and --frame-stack are both set"),
         ("--frame-stack 0", "--frame-stack is 0, expected a number of frames from 1"),
         ("--frame-key observation", "--frame-key names the frames to stack, and none are stacked"),

@@ -261,7 +261,7 @@ def test_what_has_no_windows_says_so(robot: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="split_trajs"):
         rbtool.load_dataset(robot, 4, windows=windows, split_trajs=True)
     write_walks(walks := tmp_path / "walks", [(5, "terminated")])
-    with pytest.raises(UsageError, match="a second is not known"):
+    with pytest.raises(UsageError, match="steps per second is unknown"):
         rbtool.load_dataset(walks, 4, windows={"observation": "0s:1s"}, streaming=True)
     with pytest.raises(UsageError, match="windows is set, expected in the buffer"):
         rbtool.torch_dataset(rbtool.load_dataset(robot, 4), windows=windows)
@@ -326,7 +326,7 @@ def test_texts_of_steps_and_of_several_tasks_are_strings(tmp_path: Path) -> None
     without = rbtool.load_dataset(made.path)[:].exclude("task_index")
     with pytest.raises(MissingKeyError, match="task_index is not in the batch"):
         EpisodeTexts({0: {"language_instructions": '{"0": "open"}'}})(without)
-    with pytest.raises(SchemaError, match="episode 1 of the batch is none of those whose texts are known"):
+    with pytest.raises(SchemaError, match="steps of episode 1, whose texts are unknown"):
         EpisodeTexts({0: {"language_instruction": "open"}})(without)
     slices = rbtool.load_dataset(made.path, 6, sampler=rbtool.SliceSampler(slice_len=3), seed=0, texts=True).sample()
     assert list(slices["language_instruction"]) == [everything[row] for row in slices["index"].flatten()]

@@ -210,7 +210,7 @@ def test_empty_forgets_what_waits_and_rows_are_replaced_as_they_are() -> None:
 
 
 def test_other_processes_do_not_see_what_waits() -> None:
-    with pytest.raises(SchemaError, match="shared write state"):
+    with pytest.raises(SchemaError, match="state with every write"):
         ReplayBuffer(storage=LazyTensorStorage(10), transform=TopKRewardSelector(2, 1), shared=True)
 
 
