@@ -2,9 +2,9 @@
 
     python benchmarks/atari.py [--rows 60000] [--rounds 5] [--folder DIR] [--limit 2.0]
 
-Two checkpoints of frames uint8 [84, 84] that compress about as well as frames of games: a still picture with a few
-moving patches. The other side is `gunzip -c` of every file to one file, and a sync of it. Rounds are interleaved; the
-figures are medians in seconds and their ratio. Exits with 1 if the ratio is above the limit.
+The run has two checkpoints of frames, uint8 [84, 84], that compress about as well as frames of games: a still picture
+with a few moving patches. The reference is `gunzip -c` of every file into one file, which is then synced. Rounds are
+interleaved; the figures are medians in seconds and their ratio. Exits with 1 if the ratio is above the limit.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/background_dumps.py [--rows 1000000] [--rounds 3]
 
-A full ring in memory has rows of 752 bytes in episodes of 50 steps. Forms take turns, each with its own folder, which
-is replaced from the second round on. While a dump runs, 1,000 rows are written every 5 ms. Figures are
-medians in milliseconds of the call in the background, of the whole dump, of the call in the foreground, and of
-`extend`, with the longest.
+A full ring in memory has rows of 752 bytes in episodes of 50 steps. The forms take turns, each with its own folder,
+which is replaced from the second round on. While a dump runs, 1,000 rows are written every 5 ms. The figures are
+medians in milliseconds: of the background call, of the whole dump, of a foreground call, and of `extend`, for which the
+maximum is shown, too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LENGTH, CHUNK = 50, 1_000
 
 
 def steps(rows: int) -> TensorDict:
-    """Steps of 752 bytes, whose observations follow on each other."""
+    """Make steps of 752 bytes, in which each next observation is the following observation."""
     states = torch.rand(rows + 1, 44, dtype=torch.float64)
     end = (torch.arange(rows) % LENGTH == LENGTH - 1).unsqueeze(-1)
     flags = {"done": end, "terminated": end.clone(), "truncated": torch.zeros_like(end)}

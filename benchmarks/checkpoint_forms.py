@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoint_forms.py [--steps 200000] [--episode-length 300] [--rounds 7] [--folder DIR]
 
-`save` and `load` are the library functions of the verbs: reading, verifying, digests, writing, syncing, publishing.
-The copy next to each takes the files it made to another folder, each synced. Rounds are interleaved; the figures
-are medians in milliseconds and their ratio.
+`save` and `load` are the library functions of the verbs, and include reading, verifying, digests, writing, syncing and
+publishing. The reference for each is a copy of the files that it made to another folder, with a sync of each file.
+Rounds are interleaved; the figures are medians in milliseconds and their ratio.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Rows are 11 leaves of
 758 bytes, in episodes of 300. `write` saves a buffer over an older checkpoint, as a training run does; `write unsynced`
-waits for no disk, like TorchRL; `read` loads it into a buffer that holds rows already, `read fresh` into an empty one.
-The copy next to a write takes the files it made to another folder, with the same syncs; the copy next to a read brings
-the bytes of all rows from plain files into memory of the same kind. All take turns in one process with one torch
-thread; the figures are medians in microseconds.
+does not wait for the disk, like TorchRL; `read` loads the checkpoint into a buffer that already holds rows, `read
+fresh` into an empty one. The reference for a write is a copy of its files to another folder, with the same syncs; the
+reference for a read copies the bytes of all rows from plain files into memory of the same kind. All take turns in one
+process with one torch thread; the figures are medians in microseconds.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LENGTH = 300
 KINDS = ("LazyTensorStorage", "LazyMemmapStorage")
 FLAGS = ("done", "terminated", "truncated")
 READS = {"Tensor": 20.0, "Flat": 3.0, "Nested": 3.0, "H5": 15.0}
-"""The least that is promised of TorchRL's time over ours to read each form into an empty buffer."""
+"""The lower limits of TorchRL's time divided by rbtool's, for reading each form into an empty buffer."""
 UNSYNCED = {"Flat": 1.5}
 """The same for writes with `durable="none"`: TorchRL syncs nothing."""
 
 
 def episodes(steps: int, length: int) -> TensorDict:
-    """Rows of a robot's states in episodes of one length: each next observation is the observation that follows."""
+    """Make rows of robot states in episodes of one length; each next observation is the following observation."""
     rows = state_rows(steps)
     rows["next", "observation"][:-1] = rows["observation"][1:]
     last = torch.arange(steps) % length == length - 1
@@ -52,7 +52,7 @@ def episodes(steps: int, length: int) -> TensorDict:
 
 
 def buffer_of(library: Any, savers: Any, kind: str, form: str, steps: int, rows: TensorDict | None) -> Any:
-    """Make a buffer with a checkpointer of a form, empty or so full of rows that it began anew with the first ones."""
+    """Make a buffer with a checkpointer of a form, either empty, or full and wrapped around."""
     storage = getattr(library, kind)(steps)
     buffer = library.ReplayBuffer(storage=storage, batch_size=32)
     storage.checkpointer = getattr(savers, f"{form}StorageCheckpointer")()  # a buffer of TorchRL's takes its own, else
@@ -63,7 +63,7 @@ def buffer_of(library: Any, savers: Any, kind: str, form: str, steps: int, rows:
 
 
 def plain_files(rows: TensorDict, folder: Path) -> list[tuple[Path, torch.Tensor]]:
-    """Write every leaf to a file; return each with memory of its size that was written to before."""
+    """Write every leaf to a file; return each file with a memory block of its size whose pages are already in use."""
     fs.make_folder(folder)
     found = []
     for number, leaf in enumerate(rows.values(True, True)):
@@ -74,7 +74,7 @@ def plain_files(rows: TensorDict, folder: Path) -> list[tuple[Path, torch.Tensor
 
 
 def read_files(files: list[tuple[Path, torch.Tensor]], *, fresh: bool) -> None:
-    """Read the files into memory, all of it new or all of it used."""
+    """Read the files, all into new memory or all into memory that is already in use."""
     for path, used in files:
         memory = np.empty(used.numel() * used.element_size(), np.uint8) if fresh else used.view(-1).view(torch.uint8)
         with open(path, "rb", buffering=0) as file:

@@ -2,7 +2,7 @@
 
     python benchmarks/convert_minari.py [--episodes 1000] [--steps 1000] [--rounds 5] [--folder DIR] [--limit 2.0]
 
-The other side opens every array with plain h5py (`ds[()]`), writes its bytes to one file and syncs it. Rounds are
+The reference reads every array with plain h5py (`ds[()]`), writes the bytes to one file and syncs it. Rounds are
 interleaved; the figures are medians in seconds and their ratio. Exits with 1 if the ratio is above the limit.
 """
 
@@ -56,7 +56,7 @@ def build(folder: Path, episodes: int, steps: int) -> None:
 
 
 def copy_plainly(source: Path, target: Path) -> float:
-    """Read every array whole and write its bytes to one file; return the seconds."""
+    """Read every array whole, and write all bytes to one file; return the seconds."""
     started = time.perf_counter()
     descriptor = fs.create(target)
     with h5py.File(source / "data" / "main_data.hdf5") as file:

@@ -3,16 +3,16 @@
     python benchmarks/convert_workers.py [--workers 2] [--rounds 3] [--steps 1000000] [--episodes 100] [--layout ted]
                                          [--folder DIR] [--limit 1.6]
 
-The file has observations float32 [17] and actions float32 [6] in episodes of 1,000 steps, compressed with gzip as gym's
-datasets of D4RL are. The folder has V-D4RL's layout: an npz file for each episode, with pixels. Sides are interleaved;
-the figures are medians in seconds, elapsed and of CPU time over all processes, and how many times as fast workers are.
-Exits with 1 if that is below the limit. On a machine without a free core for each worker nothing can be faster: `load`
-is how many processes wanted one.
+The file has observations float32 [17] and actions float32 [6] in episodes of 1,000 steps, compressed with gzip like
+D4RL's gym datasets. The folder has V-D4RL's layout: one npz file per episode, with pixels. The two sides are
+interleaved. The figures are medians in seconds, of wall time and of CPU time over all processes, and the speed-up by
+workers. Exits with 1 if the speed-up is below the limit. Workers need a free core each to be faster; `load` shows how
+many processes wanted to run.
 
-What is reached on two cores is 1.7 for the folder and 1.15 to 1.3 for the table. That conversion keeps a second core
-busy without workers: one thread unpacks chunks, 0.45 s in all, while another writes. Workers share 0.6 s of CPU time on
-two cores, where one process takes 0.55 s. Tasks cut at chunks gain nothing: each chunk is unpacked once already, since
-libhdf5 keeps those of the last rows.
+On two cores the speed-up is 1.7 for the folder and 1.15 to 1.3 for the file. The conversion of the file already uses a
+second core without workers: one thread unpacks chunks, 0.45 s in all, while another writes. Workers take 0.6 s of CPU
+time on two cores, a single process 0.55 s. Cutting tasks at chunk borders gains nothing, because each chunk is unpacked
+only once already: libhdf5 caches the chunks of the last rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def build_files(folder: Path, episodes: int) -> None:
 
 
 def measured(source: Path, target: Path, layout: str, workers: int) -> tuple[float, float]:
-    """Convert once; return seconds elapsed and of CPU time."""
+    """Convert once; return the wall time and the CPU time in seconds."""
     started, cpu = time.perf_counter(), d4rl.cpu_seconds()
     rbtool.convert(source, target, layout=layout, num_workers=workers)
     found = time.perf_counter() - started, d4rl.cpu_seconds() - cpu
@@ -59,7 +59,7 @@ def measured(source: Path, target: Path, layout: str, workers: int) -> tuple[flo
 
 
 def compare(name: str, source: Path, target: Path, chosen: argparse.Namespace) -> float:
-    """Print the figures of one source; return how many times as fast workers are."""
+    """Print the figures of one source; return the speed-up by workers."""
     counts = (0, chosen.workers)
     measured(source, target, chosen.layout, 0)  # imports
     rounds = [[measured(source, target, chosen.layout, count) for count in counts] for _ in range(chosen.rounds)]

@@ -3,19 +3,18 @@
     python benchmarks/d4rl.py [--episodes 1000] [--steps 1000] [--rounds 5] [--loop-rounds 1] [--following] [--gzip]
                               [--layout ted] [--folder DIR] [--limit 3.0] [--faster 5.0]
 
-The file has observations float32 [17] and actions float32 [6]. One other side reads every array whole with h5py, writes
-their bytes to one file and syncs it. A second is the floor: it reads the same, and writes and syncs as many bytes as a
-dataset has, which holds the next observations, the numbers of episodes and the flags as well (1.8 times the bytes
-without `--following`). A third is a loop over single rows, as `d4rl.qlearning_dataset` makes transitions, which then
-writes and syncs them. Rounds are interleaved; the figures are medians in seconds, elapsed and of CPU time (both its
-parts, the system's and the user's), and their ratios. On a machine that others use as well, CPU time is the steadier
-of the two. Exits with 1 if the first ratio is above the limit both in elapsed and in CPU time, or the loop is not
-`--faster` times as slow.
+The file has observations float32 [17] and actions float32 [6]. There are three references. The copy reads every array
+whole with h5py, writes the bytes to one file and syncs it. The floor reads the same arrays, but writes and syncs as
+many bytes as the dataset has, which also holds next observations, episode numbers and flags (1.8 times the bytes
+without `--following`). The loop makes transitions from single rows, as `d4rl.qlearning_dataset` does, and then writes
+and syncs them. Rounds are interleaved; the figures are medians in seconds, of wall time and of CPU time (system and
+user), and their ratios. On a busy machine, CPU time varies less. Exits with 1 if the ratio to the copy is above the
+limit in both wall time and CPU time, or if the loop is not at least `--faster` times as slow as the conversion.
 
-The target of the first ratio is 2. What is reached on two cores that are free is 1.5 to 1.8 in elapsed time, as much as
-the floor, and 2.3 in CPU time: the source is read a second time for its digest, and what is written is digested. Where
-others use the cores, the first ratio nears the second; the limit leaves room for that. `--episodes 45000 --steps 22`
-has many short episodes.
+The target for the ratio to the copy is 2. On two free cores it is 1.5 to 1.8 in wall time, as much as the floor, and
+2.3 in CPU time, because the source is read a second time for its digest, and the result is digested, too. On busy
+cores, the ratio in wall time approaches the one in CPU time; the limit leaves room for that. `--episodes 45000 --steps
+22` has many short episodes.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Array = np.ndarray[Any, Any]
 
 
 def build(path: Path, episodes: int, steps: int, *, following: bool, packing: dict[str, Any]) -> None:
-    """Write a file in D4RL's layout: every episode ends by time limit, but each fourth, which is terminated."""
+    """Write a file in D4RL's layout: every fourth episode is terminated, all others end at the time limit."""
     draw, rows = np.random.default_rng(0), episodes * steps
     last = np.arange(rows) % steps == steps - 1
     terminal = last & (np.arange(rows) // steps % 4 == 0)
@@ -82,7 +81,7 @@ def copy_as_dataset(source: Path, target: Path) -> None:
 
 
 def loop_over_rows(source: Path, target: Path) -> None:
-    """Make transitions row by row: the row after it is the next observation, last rows by time limit are skipped."""
+    """Make transitions row by row: the next row is the next observation, and last rows at time limits are skipped."""
     with h5py.File(source) as file:
         data = {name: file[name][()] for name in file}
     before, after, actions, rewards, done = [], [], [], [], []
@@ -99,7 +98,7 @@ def loop_over_rows(source: Path, target: Path) -> None:
 
 @dataclass
 class Side:
-    """What is compared, and how long it took in each round, elapsed and of CPU time."""
+    """One side of the comparison, with its wall time and CPU time in each round."""
 
     label: str
     call: Callable[[Path, Path], object]
@@ -118,7 +117,7 @@ class Side:
             target.unlink()
 
     def over(self, other: Side) -> tuple[float, float]:
-        """How many times as long as another side it takes, elapsed and of CPU time."""
+        """Return how many times as long as another side it takes, in wall time and in CPU time."""
         medians = [
             (statistics.median(one), statistics.median(two))
             for one, two in ((self.elapsed, other.elapsed), (self.cpu, other.cpu))
@@ -126,7 +125,7 @@ class Side:
         return medians[0][0] / medians[0][1], medians[1][0] / max(medians[1][1], 1e-9)
 
     def line(self, other: Side) -> str:
-        """A line of the table, with ratios to another side."""
+        """Return a line of the table, with ratios to another side."""
         elapsed, cpu = self.over(other)
         return (
             f"  {self.label:<38}{statistics.median(self.elapsed):7.2f} s {elapsed:6.2f} x"
@@ -135,7 +134,7 @@ class Side:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of the children that it has waited for."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -1,6 +1,6 @@
-"""What `rbtool check` costs: metadata alone, the rules about rows, and pictures.
+"""Time `rbtool check`: metadata alone, the rules about rows, and pictures.
 
-    python benchmarks/doctor.py                the three below
+    python benchmarks/doctor.py                all three
     python benchmarks/doctor.py metadata       check --profile form --no-data of 1,000 episodes of LeRobot
     python benchmarks/doctor.py rows           the rules about behaviour on rows of 24 float32, on one core
     python benchmarks/doctor.py pictures       a check of 100,000 steps with two cameras: as by default, and --full
@@ -60,7 +60,7 @@ def _columns(draw: Any, start: int, episodes: list[int], steps: int) -> dict[str
 
 
 def made(folder: Path, version: str, *, episodes: int, steps: int, video: Path | None = None) -> Path:
-    """Write a dataset of LeRobot, v2.1 or v3.0, whose videos are `video`, or some bytes that nothing reads."""
+    """Write a LeRobot dataset, v2.1 or v3.0, whose videos are `video`, or some bytes that are never read."""
     draw, new = np.random.default_rng(0), version == "v3.0"
     (folder / "meta").mkdir(parents=True)
     features: dict[str, Any] = {
@@ -136,7 +136,7 @@ def metadata(folder: Path) -> None:
 
 
 def rows(doctor: type[Any] = Doctor) -> list[float]:
-    """Return how many rows a second are seen, of episodes of about 200 steps."""
+    """Return how many rows per second are checked, in episodes of about 200 steps."""
     draw = np.random.default_rng(0)
     fields = [Field(("observation", "state"), "float32", (_WIDTH,), "observation"),
               Field(("action",), "float32", (_WIDTH,), "action")]  # fmt: skip

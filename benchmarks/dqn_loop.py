@@ -2,10 +2,10 @@
 
     python benchmarks/dqn_loop.py [--rows 10000] [--rounds 15] [--cpu]
 
-It shows how much of a small training loop the buffer takes, where everything else is the same. The loop is as in
+It shows how much of a small training loop the buffer takes, with everything else the same. The loop is that of
 CleanRL's `dqn.py`: one environment, a batch of 128 every 10 frames, a network of 120 and 84 units. A turn is 500 frames
-of each; the figures are microseconds of a turn, and the time with another buffer divided by the time with rbtool's.
-TorchRL is left out where it is not installed. On a machine that is not idle, `--cpu` counts the time of the processor.
+with each buffer. The figures are the microseconds of a turn, and the time with another buffer divided by the time with
+rbtool's. TorchRL is left out if it is not installed. On a busy machine, `--cpu` measures CPU time.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Step = Mapping[str, Any]
 
 
 class Buffer(Protocol):
-    """What the loop needs of a buffer."""
+    """The interface of a buffer that the loop uses."""
 
     def add(self, step: Step) -> object:
-        """Keep a step of the environment."""
+        """Store a step of the environment."""
 
     def sample(self) -> Any:
         """Return `BATCH` random steps, tensors by name."""
 
 
 class NumpyRing:
-    """Arrays, and the row that is written next."""
+    """A ring of NumPy arrays, with the row that is written next."""
 
     def __init__(self, rows: int) -> None:
         self._rows, self._next, self._filled = rows, 0, 0
@@ -48,7 +48,7 @@ class NumpyRing:
         self._random = np.random.default_rng(0)
 
     def add(self, step: Step) -> None:
-        """Keep a step of the environment."""
+        """Store a step of the environment."""
         if not self._arrays:
             first = {name: np.asarray(value) for name, value in step.items()}
             self._arrays = {name: np.zeros((self._rows, *one.shape), one.dtype) for name, one in first.items()}
@@ -72,7 +72,7 @@ class PeerBuffer:
         )
 
     def add(self, step: Step) -> None:
-        """Keep a step of the environment."""
+        """Store a step of the environment."""
         self._buffer.add(TensorDict({name: torch.as_tensor(value) for name, value in step.items()}))
 
     def sample(self) -> Any:

@@ -1,12 +1,15 @@
-"""Measure the figures in the table of the README, next to TorchRL, and write them to docs/facts.json.
+"""Measure the figures in the table of the README for rbtool and TorchRL, and write them to docs/facts.json.
 
     python benchmarks/facts.py [--table build/bench.json] [--only PART] [--write]
 
-TorchRL has to be installed in the same environment. Speeds: rows of the table that `make bench` wrote. Boundaries: a
-ring that is full and wrapped in mid-episode is saved, loaded into a new buffer, and slices are drawn from it; one is
-wrong if its steps do not follow each other. Kills: SIGKILL at every change of the file system by a verb;
-`tests/crash/runner.py` examines the files that are left. `--only` keeps the parts whose names hold PART; `--write`
-updates docs/facts.json and the table of the README.
+TorchRL has to be installed in the same environment. The parts are:
+
+    speeds      rows of the table that `make bench` wrote
+    boundaries  a ring that has wrapped around in the middle of an episode is saved and loaded into a new buffer, from
+                which slices are drawn; a slice is wrong if its steps do not follow each other
+    kills       SIGKILL at every change of the file system by a verb; `tests/crash/runner.py` examines the files left
+
+`--only` runs the parts whose names contain PART; `--write` updates docs/facts.json and the table of the README.
 """
 
 from __future__ import annotations
@@ -42,11 +45,11 @@ SPEEDS = {
     ("extend 32", "extend 32, filling"): "write 32 steps into a memory map",
     ("slices 8 of 32, TorchRL",): "draw 8 slices of 32 steps, each inside an episode",
 }
-"""Claims of the table of speeds, and how the README names them; of several, it shows the one with the lowest ratio."""
+"""Rows of the table of speeds by their names in the README, which shows the row with the lowest ratio for each name."""
 
 
 def speeds(table: Path) -> Iterator[facts_table.Fact]:
-    """Take what is shown of the table that `make bench` wrote."""
+    """Return the facts that the table written by `make bench` contains."""
     claims = {claim["what"]: claim for claim in json.loads(table.read_text())["claims"]}
     for names, shown in SPEEDS.items():
         least = min((claims[name] for name in names), key=lambda claim: claim["found"])
@@ -63,7 +66,7 @@ def duration(microseconds: float) -> str:
 
 
 def wrong_slices(library: Any, draws: Any, folder: Path) -> int:
-    """How many of 1,000 slices join steps that do not follow each other, after a checkpoint of a wrapped ring."""
+    """Count the wrong slices of 1,000, after a checkpoint of a wrapped ring: those with steps that do not follow."""
     size, longest = 1_000, 70
 
     def made() -> Any:
@@ -84,7 +87,10 @@ def wrong_slices(library: Any, draws: Any, folder: Path) -> int:
 
 
 def kills(job: str, folder: Path) -> dict[str, int]:
-    """Strike a job at every operation, over an older result; the runner fails if anything else than both is left."""
+    """Kill a verb at each of its file operations while it replaces an older result.
+
+    The runner fails if anything but the older or the new result is left.
+    """
     folder.mkdir()
     struck_work.prepare(folder)
     words = [sys.executable, ROOT / "tests/crash/runner.py", folder, job, "--over"]

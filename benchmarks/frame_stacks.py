@@ -2,10 +2,11 @@
 
     python benchmarks/frame_stacks.py [--rows 30000] [--frames 4] [--batch-size 32] [--rounds 300] [--limit 1.5]
 
-Rows are like Atari's: uint8 [84, 84], in episodes of 1,700 steps. One side draws a batch with `StoredFrameStack`;
-the other draws as many batches of the same size as a stack has frames, without a transform. Storages are a dataset in
-layout `packed`, plain and compressed, one in layout `ted`, and a ring in memory. Both sides take turns in one process
-with one torch thread; figures are medians in microseconds and their ratio. Exits with 1 if a ratio is above the limit.
+Rows are like Atari's: uint8 [84, 84], in episodes of 1,700 steps. One side draws a batch with `StoredFrameStack`; the
+other draws as many batches of the same size as a stack has frames, without a transform. The storages are a dataset in
+layout `packed`, with and without compression, a dataset in layout `ted`, and a ring in memory. Both sides take turns in
+one process with one torch thread; figures are medians in microseconds and their ratio. Exits with 1 if a ratio is above
+the limit.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/incremental.py [--rows 1000000] [--rounds 7] [--only PART] [--cpu] [--json FILE]
 
-Both buffers get the new rows, and save themselves over their earlier checkpoint. `plain` writes the bytes of the new
-rows to a file for each leaf, and waits for the disk as a dump does. `lent` is a buffer that has handed out rows
-by reference, so that the digests of all rows are compared. TorchRL never waits for the disk. A load, of a dump that
-waited for the disk, fills an empty buffer.
+Both buffers get the new rows, and are saved over their earlier checkpoint. `plain` writes the bytes of the new rows to
+one file for each leaf, and waits for the disk as a dump does. `lent` is a buffer that has handed out rows by reference,
+so that the digests of all rows are compared. TorchRL never waits for the disk. A load fills an empty buffer from a
+synced dump.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def saved(buffer: Any, new: TensorDict, place: Path, **options: Any) -> None:
 
 
 def plain(new: TensorDict, place: Path) -> None:
-    """Write the bytes of rows, one file a leaf, over those of before."""
+    """Write the bytes of rows, one file per leaf, over the earlier files."""
     fs.remove(place)
     fs.make_folder(place)
     for number, leaf in enumerate(new.values(True, True)):
@@ -52,7 +52,7 @@ def plain(new: TensorDict, place: Path) -> None:
 
 
 def repeated(job: Job) -> None:
-    """Do something as often as it takes to have merged segments twice."""
+    """Call a function often enough that segments are merged twice."""
     for _ in range(MANY):
         job()
 

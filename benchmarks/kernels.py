@@ -1,10 +1,10 @@
-"""Compare the loops that numba compiles with those that run where numba is not installed.
+"""Compare the loops that numba compiles with their equivalents for installations without numba.
 
     python benchmarks/kernels.py [--rows 1000000] [--rounds 15] --cpu
 
-`gather` takes random rows of 11 leaves (758 bytes a row) from memory. `trees` sets and draws priorities of as many
-rows. Both sides take turns in one process with one torch thread; figures are medians, and the time without numba
-divided by the time with it.
+`gather` reads random rows of 11 leaves (758 bytes per row) from memory. `trees` sets priorities of as many rows, and
+draws by them. Both sides take turns in one process with one torch thread; figures are medians, and the time without
+numba divided by the time with it.
 """
 
 from __future__ import annotations

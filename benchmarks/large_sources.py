@@ -2,9 +2,9 @@
 
     python benchmarks/large_sources.py [--gigabytes 5] [--workers 0] [--only openx,rlds] [--folder DIR] [--limit 400]
 
-Each dataset consists of a few parts that are repeated, so that making it takes a minute; the gigabytes count pixels.
-Memory is the largest sum, over the process that converts and those it starts, of what is not a mapped file (RssAnon and
-RssShmem), less what a process with the same imports takes; in MiB, sampled 50 times a second. Exits with 1 where it is
+Each dataset repeats a few parts, so that generating it takes only a minute; `--gigabytes` counts decoded pixels. Memory
+is the peak, over the converting process and its children, of the memory that is not backed by files (RssAnon and
+RssShmem), minus the memory of a process with the same imports; in MiB, sampled 50 times a second. Exits with 1 if it is
 more than `--limit`.
 """
 
@@ -100,7 +100,7 @@ SOURCES: dict[str, tuple[Callable[[Path, float], Path], str]] = {
 
 
 def processes_below(number: int) -> Iterator[int]:
-    """Yield a process and all that it started, and those that they did."""
+    """Yield a process and all its descendants."""
     yield number
     for task in Path(f"/proc/{number}/task").glob("*/children"):
         for child in task.read_text().split():
@@ -108,7 +108,7 @@ def processes_below(number: int) -> Iterator[int]:
 
 
 def memory(number: int) -> float:
-    """The MiB of a process and those below it that are not mapped files."""
+    """Return the memory of a process and its descendants that is not backed by files, in MiB."""
     found = 0
     try:
         for one in processes_below(number):
@@ -128,7 +128,7 @@ def idle() -> float:
 
 
 def measured(source: Path, target: Path, workers: int, options: str) -> tuple[float, float, str]:
-    """Convert; return the largest memory, the seconds, and what was made."""
+    """Convert; return the peak memory, the seconds, and the result."""
     words = [sys.executable, "-c", CONVERT, str(source), str(target), str(workers), options]
     started, most = time.perf_counter(), 0.0
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

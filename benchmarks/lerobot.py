@@ -1,6 +1,6 @@
-"""Frames of LeRobot's videos: random batches and whole episodes, next to bare PyAV and to the lerobot package.
+"""Time frames of LeRobot's videos, random batches and whole episodes, next to bare PyAV and to the lerobot package.
 
-    python benchmarks/lerobot.py [FOLDER]      a dataset of LeRobot with videos; one is made by default
+    python benchmarks/lerobot.py [FOLDER]      a LeRobot dataset with videos; by default one is generated
     python benchmarks/lerobot.py FOLDER --peer PYTHON    also the lerobot package of that interpreter (v3.0 only)
 
 Both sides take turns, and the figures are medians.
@@ -114,7 +114,7 @@ def timed(work: Any) -> float:
 
 
 def bare(path: Path, most: int) -> None:
-    """Decode the first frames as one would without anything else."""
+    """Decode the first frames of a video with plain PyAV."""
     with av.open(str(path)) as container:
         for number, frame in enumerate(container.decode(video=0)):
             frame.to_ndarray(format="rgb24")

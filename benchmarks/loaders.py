@@ -3,10 +3,10 @@
     python benchmarks/loaders.py [--rows 300000] [--resume-rows 10000000] [--rounds 9] [--only PART] [--cpu]
 
 All sides have two workers, take turns in one run, and read the same rows: as in packed.py, 755 bytes, at random, 256
-a batch. HuggingFace's dataset is memory-mapped too, in torch format; it is asked for single rows that
-torch collates, and for whole batches, which is faster. Without it that part is left out. Two readers are two processes
-that each read their rank's half, against one that reads all. `--cpu` counts the CPU time of the process
-and its workers, which other work on the machine disturbs less (Linux only).
+per batch. The HuggingFace dataset is memory-mapped, too, in torch format; it is read by single rows that torch
+collates, and by whole batches, which is faster. If `datasets` is not installed, that part is left out. Two readers are
+two processes that each read their rank's half, compared with one process that reads everything. `--cpu` measures the
+CPU time of the process and its workers, which varies less on a busy machine (Linux only).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NARROW = (
 
 
 class Plain(Dataset[dict[str, torch.Tensor]]):
-    """What one writes by hand: a row is a dict of rows of memory maps."""
+    """A hand-written dataset: a row is a dict of rows of memory maps."""
 
     def __init__(self, path: Path) -> None:
         rows = rbtool.load_dataset(path)[:]
@@ -74,7 +74,7 @@ def hub_dataset(path: Path, folder: Path) -> Any:
 
 
 def on_processor() -> float:
-    """Return the seconds that this process and its children were on a processor."""
+    """Return the CPU time of this process and its children in seconds."""
     pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children())]
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
@@ -86,7 +86,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def throughput(path: Path, folder: Path, rounds: int, clock: Clock) -> None:
-    """Print the rows a second of each loader, in turns."""
+    """Print the rows per second of each loader, which take turns."""
     options: dict[str, Any] = {"num_workers": WORKERS, "persistent_workers": True}
     loaders: dict[str, Any] = {
         "torch_dataset": DataLoader(rbtool.torch_dataset(path, BATCH, seed=0), batch_size=None, **options),

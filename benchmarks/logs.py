@@ -2,15 +2,15 @@
 
     python benchmarks/logs.py [--gigabytes 2] [--episodes 8] [--rounds 3] [--folder DIR] [--limit 1.0]
 
-The log has joints and commands at 200 Hz, raw pictures of 320 x 240 at 30 Hz, and a laser that nobody asks for. The
-other side decodes with mcap-ros2-support, holds the newest values at 30 steps a second and writes them to one file.
-Rounds are interleaved: the plain loop, the same with an fsync at its end, the reader alone (which verifies checksums,
+The log has joints and commands at 200 Hz, raw pictures of 320 x 240 at 30 Hz, and a laser topic that is not mapped. The
+plain loop decodes with mcap-ros2-support, holds the latest values at 30 steps per second and writes them to one file.
+Rounds are interleaved: the plain loop, the same with an fsync at its end, our reader alone (which verifies checksums
 and writes nothing), and conversions with one process and with two, which also write digests and wait for the disk.
 
-Prints medians in seconds; `waits`, how long of it a conversion waited for the disk at its end; `ratios`, how many times
-faster than the plain loop, `synced`, than the one with an fsync, and `unsynced`, what the ratios are without the waits;
-the time of the processor with child processes, and the most memory that this process needed. Exits with 1 if a ratio of
-a conversion is below its limit: `--limit` with one process, 1.6 times that with two.
+Prints medians in seconds; `waits`, the part of it that a conversion waits for the disk at its end; `ratios`, the
+speed-up over the plain loop; `synced`, the speed-up over the loop with an fsync; `unsynced`, the ratios without the
+waits; the CPU time including child processes, and the peak memory of this process. Exits with 1 if a ratio of a
+conversion is below its limit: `--limit` with one process, 1.6 times that with two.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAP = {
 
 
 def build(path: Path, size: int, episodes: int) -> int:
-    """Write a log of about `size` bytes, in which episodes are apart by 5 s of silence; return its seconds."""
+    """Write a log of about `size` bytes, with 5 s of silence between episodes; return its duration in seconds."""
     store = get_typestore(Stores.ROS2_HUMBLE)
     draw = np.random.default_rng(0)
     kinds = store.types
@@ -102,7 +102,7 @@ def build(path: Path, size: int, episodes: int) -> int:
 
 
 class Waits:
-    """How long this process waits for the disk: from the begin of an fsync to its end, several at once counted once."""
+    """Measures how long this process waits for fsync; overlapping calls count once."""
 
     def __init__(self) -> None:
         self.seconds = self._since = 0.0
@@ -123,7 +123,7 @@ class Waits:
 
 
 def read_plainly(source: Path, target: Path, *, synced: bool) -> float:
-    """Decode the topics with mcap's reader, and write what holds at each step; return the seconds."""
+    """Decode the topics with mcap's reader, and write the latest values at each step; return the seconds."""
     started = time.perf_counter()
     topics = {text.partition(".")[0]: key for key, text in MAP.items()}
     newest: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def convert(source: Path, target: Path, workers: int) -> float:
 
 
 def read(source: Path) -> float:
-    """Read the aligned steps and drop them; return the seconds."""
+    """Read the aligned steps without writing them; return the seconds."""
     started = time.perf_counter()
     pairs = [f"{key}={text}" for key, text in MAP.items()]
     with LogReader(source, options={"map": pairs, "fps": float(FPS), "episodes_by": "gap:2s"}) as reader:
@@ -161,7 +161,7 @@ def read(source: Path) -> float:
 
 
 def processor_seconds() -> float:
-    """Seconds of the processor so far, of this process and of children that have ended."""
+    """Return the CPU time so far, of this process and of children that have ended, in seconds."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

@@ -2,10 +2,10 @@
 
     python benchmarks/maps.py [--rounds 15] [--entries 4096 1000000] [--peer-python PYTHON]
 
-TorchRL has to be installed in the same environment or in that of PYTHON: then it runs there, and each round runs on
-both sides, one after the other. One torch thread each. Figures are medians of the time of one call in microseconds; a
-call sets or gets 4,096 rows, of existing keys unless it says new. The last column is the ratio to TorchRL. A key is a
-state of 8 float32 and an action, int64; a value is a next state, a reward and a flag.
+TorchRL has to be installed in the same environment, or in that of PYTHON, which then runs TorchRL's part. In each round
+the two sides run one after the other, with one torch thread each. The figures are medians of the time of one call in
+microseconds; a call sets or gets 4,096 rows, with existing keys unless the row says "new". The last column is the ratio
+to TorchRL. A key is a state of 8 float32 and an action, int64; a value is a next state, a reward and a flag.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Side:
 
 
 def serve(entries: int) -> None:
-    """Answer every line with the times of one round of TorchRL's."""
+    """Run one round of TorchRL for every line on stdin, and print its times."""
     import torchrl.data
 
     torch.set_num_threads(1)

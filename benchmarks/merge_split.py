@@ -1,10 +1,10 @@
-"""How long `merge` and `split` take next to a copy of the same bytes that is synced: `cp -r` and an fsync of each file.
+"""Time `merge` and `split` next to a synced copy of the same bytes: `cp -r` and an fsync of each file.
 
     python benchmarks/merge_split.py [--steps N] [--length N] [--width N] [--rounds N] [--folder DIR]
 
-The dataset has episodes of `length` steps of a state of `width` numbers; the rounds interleave the contestants, and
-medians count. Promised: at most twice the time of the copy; on two free cores it takes 0.85 to 1.05 times as
-long. Datasets are in the page cache, as after a conversion.
+The dataset has episodes of `length` steps with a state of `width` numbers. Rounds are interleaved, and the figures are
+medians. The target is at most twice the time of the copy; on two free cores the verbs take 0.85 to 1.05 times as long
+as the copy. Datasets are in the page cache, as after a conversion.
 """
 
 from __future__ import annotations

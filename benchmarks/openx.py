@@ -3,15 +3,14 @@
     python benchmarks/openx.py [--workers 2] [--rounds 3] [--episodes 40] [--kind JPEG] [--side 256] [--layout packed]
                                [--folder DIR] [--limit 1.8]
 
-Episodes of 50 steps in shards of 20 episodes, each step with an image of a picture that moves, a state, an embedding of
-512 numbers as a list of Python's floats, and text. Sides are interleaved; the figures are medians in seconds and their
-ratio, and the share that the first look over all episodes has of one process; workers share it. Exits with 1 if the
-ratio is below the limit. On a machine without a free core for each process nothing can be faster: `load` is how many
-wanted one.
+Episodes of 50 steps are in shards of 20 episodes; each step has a moving image, a state, an embedding of 512 numbers as
+a list of Python floats, and text. The two sides are interleaved. The figures are medians in seconds, their ratio, and
+the share of the survey of all episodes in the time of one process; workers divide the survey. Exits with 1 if the ratio
+is below the limit. Two processes need a free core each to be faster; `load` shows how many processes wanted to run.
 
-CPU time of 2,000 JPEG files says what two cores can reach: one process takes 1.8 s. In layout `ted` two workers take
-1.65 s together with this process, which takes 0.3 s of it. In layout `packed` they take 2.5 s, 0.84 s of it in this
-process: it copies the rows of all workers in their order.
+The CPU time for 2,000 JPEG files shows what is possible on two cores. One process takes 1.8 s. In layout `ted`, two
+workers and this process together take 1.65 s, 0.3 s of it in this process. In layout `packed` they take 2.5 s, 0.84 s
+of it in this process, which copies the rows of all workers in order.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python benchmarks/packed.py [--rows 1000000] [--frames 10000] [--rounds 30] [--only PART]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are those of
-a robot's arm, 755 bytes in `ted`. All take turns in one process with one torch thread; figures are medians. For the
-cold part the page cache is asked to forget the files before every batch, as if others needed the memory, and both our
-storages assume that the data exceed memory; megabytes are what the process had read from the disk. The frames are
-those of gymnasium's CartPole, drawn small (84 x 84).
+TorchRL has to be installed in the same environment; without it only rbtool's times are shown. Rows are those of a robot
+arm, 755 bytes in `ted`. All sides take turns in one process with one torch thread; figures are medians. In the cold
+part, the files are dropped from the page cache before every batch, and both rbtool storages assume that the data exceed
+memory; megabytes count what the process reads from the disk. Frames are those of gymnasium's CartPole, scaled to 84 x
+84.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def warm(folder: Path, rounds: int) -> None:
 
 
 def cold(folder: Path, rounds: int) -> None:
-    """Each batch is read after the page cache has forgotten the files."""
+    """Read each batch after the files were dropped from the page cache."""
     buffers = buffers_of(folder, large=True)
     taken: dict[str, list[float]] = {name: [] for name in buffers}
     read: dict[str, list[float]] = {name: [] for name in buffers}
@@ -196,7 +196,7 @@ def cold(folder: Path, rounds: int) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Have the page cache drop the files; maps let go of their pages first."""
+    """Drop the files from the page cache, after the maps have released their pages."""
     with open("/proc/self/maps", encoding="utf-8") as lines:
         for line in lines:
             if str(folder) in line:
@@ -210,7 +210,7 @@ def forget(folder: Path) -> None:
 
 
 def disk_bytes() -> int:
-    """Bytes that this process had read from disks."""
+    """Return the bytes that this process has read from disks."""
     with open("/proc/self/io", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 

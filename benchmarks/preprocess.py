@@ -2,10 +2,10 @@
 
     python benchmarks/preprocess.py [--rows 1000000] [--rounds 5] [--only PART] [--cpu]
 
-TorchRL has to be installed in the same environment; without it only our own times are shown. Rows are 11 leaves of
-758 bytes, a fifth of `--rows`, in episodes of 1,000 steps. Start-up and the publishing of the result are part of every
-time; what was made before is removed between the times. All takes turns in one process; the figures are medians in
-microseconds, and TorchRL's time over ours.
+TorchRL has to be installed in the same environment; without it only rbtool's times are shown. Rows are 11 leaves of 758
+bytes, a fifth of `--rows`, in episodes of 1,000 steps. Every time includes the start-up and the publishing of the
+result; earlier results are removed between the runs. All sides take turns in one process; the figures are medians in
+microseconds, and TorchRL's time divided by rbtool's.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def normalise(rows: Any) -> Any:
 
 
 def compute(rows: Any) -> Any:
-    """Burn processor time that grows with the rows: 100 small matrix products."""
+    """Use CPU time in proportion to the number of rows: 100 small matrix products."""
     found = rows["observation"].float()
     weights = torch.eye(39) * 0.99
     for _ in range(100):
@@ -85,7 +85,7 @@ def make(folder: Path, rows: int) -> None:
 
 
 class Bench:
-    """The dataset, and the place of what is made of it, which is cleared before each job."""
+    """The dataset, and the destination of the results, which is removed before each job."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.steps = math.ceil(steps / LENGTH) * LENGTH
@@ -109,7 +109,7 @@ class Bench:
         return job
 
     def clear(self) -> None:
-        """Remove what a job made."""
+        """Remove the result of a job."""
         shutil.rmtree(self.made, ignore_errors=True)
 
     def theirs(self, fn: Any, rows: int | None = None, **options: Any) -> Job:
@@ -140,7 +140,7 @@ class Bench:
 
     @property
     def has_peer(self) -> bool:
-        """Whether TorchRL is there."""
+        """Return whether TorchRL is installed."""
         return self._peer is not None
 
 
@@ -200,7 +200,7 @@ def operations(rows: int, watch: Watch) -> Claims:
 
 
 def workers(rows: int, watch: Watch) -> Claims:
-    """What a second worker is worth where the function computes."""
+    """Compare one and two workers with a function that needs much CPU time."""
     with Bench.of(rows) as bench:
         jobs = {f"{count} workers": bench.ours(compute, num_workers=count, chunk_size=5000) for count in (2, 1)}
         found = watch.medians("a function that computes", jobs, before=bench.clear)

@@ -1,11 +1,11 @@
-"""Time the samples of a buffer in a Ray actor, against TorchRL's in an actor of the same Ray.
+"""Time `sample` of a buffer in a Ray actor, next to TorchRL's in an actor of the same Ray cluster.
 
     python benchmarks/ray_buffers.py [--rows 100000] [--rounds 15]
 
 Ray runs on this machine, on the loopback device, with two processors. Both buffers have the same rows, those of
-storages.py (11 leaves of 758 bytes), and take turns; figures are medians of the time of one call in milliseconds, and
-the ratio of TorchRL's to ours: at least 2 is wanted of `sample`. TorchRL is measured where it is installed in the same
-environment. `direct` is the same buffer in this process.
+storages.py (11 leaves of 758 bytes), and take turns. The figures are medians of the time of one call in milliseconds,
+and TorchRL's time divided by rbtool's, which should be at least 2 for `sample`. TorchRL is measured if it is installed
+in the same environment. `direct` is the same buffer in this process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Times epochs of a dataset through Ray Data, and directly, on one machine.
+"""Time epochs over a dataset on one machine, through Ray Data and with rbtool's loader.
 
     python benchmarks/ray_data.py [MEGABYTES] [ROUNDS]
 
-Both read all rows of all fields once: whole in order, and in shuffled batches of 256 rows. Then both double the actions
-and write the result as a dataset. Ray has been started, and its workers have read before, when a time begins; the
-workers of rbtool start each time.
+Both read all rows of all fields once: in order, and in shuffled batches of 256 rows. Then both double the actions and
+write the result as a dataset. Ray is started, and its workers have read once, before its times are taken; the workers
+of rbtool are started in every run.
 """
 
 from __future__ import annotations

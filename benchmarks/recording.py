@@ -1,13 +1,13 @@
-"""Time what recording adds to a step, next to Minari's DataCollector, and the share of CPU that frames take.
+"""Time how much recording adds to a step, next to Minari's DataCollector, and the CPU share of recording frames.
 
     python benchmarks/recording.py [--rounds 9] [--episodes 200] [--frames 600] [--rates 60 250]
 
-CartPole is run bare, recorded here and collected by Minari, in turns in one process, with the same seeds; figures are
-medians of microseconds a step over the bare run, of CPU time and of wall time. The first episode is timed apart, as the
-start: it makes the folder, and waits until that and itself are on the disk. Minari's collector needs jax
-(`minari[create]`); without it only ours is timed. Frames are uint8 of 84 x 84 and
-210 x 160 x 3, of an environment that does nothing but return them; the share is the CPU time of recording a frame over
-the time that a step takes at each rate.
+CartPole is run without recording, recorded by rbtool and collected by Minari, in turns in one process, with the same
+seeds. The figures are medians of the microseconds per step in addition to the bare run, in CPU time and in wall time.
+The first episode is timed separately, as the start: it creates the folder, and waits until both are on the disk.
+Minari's collector needs jax (`minari[create]`); without it only rbtool is timed. Frames are uint8, 84 x 84 and 210 x
+160 x 3, from an environment that only returns them; the share is the CPU time of recording a frame divided by the
+duration of a step at each rate.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def minari(env: gymnasium.Env[Any, Any], place: Path) -> gymnasium.Env[Any, Any]
 
 
 def a_step(make: Callable[[], gymnasium.Env[Any, Any]], wrap: Wrap, episodes: int) -> Measured:
-    """Microseconds a step: CPU and wall; and milliseconds of the first episode."""
+    """Return the microseconds per step, CPU and wall time, and the milliseconds of the first episode."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         place = Path(folder) / "recorded"
@@ -96,7 +96,7 @@ def a_step(make: Callable[[], gymnasium.Env[Any, Any]], wrap: Wrap, episodes: in
 def compare(
     make: Callable[[], gymnasium.Env[Any, Any]], wraps: list[Wrap], episodes: int, rounds: int
 ) -> list[Measured]:
-    """Run all in turns; the medians of what each adds to the first."""
+    """Run all sides in turns; return the medians of what each adds to the first."""
     found: list[list[Measured]] = [[] for _ in wraps]
     for _ in range(rounds):
         for times, wrap in zip(found, wraps, strict=True):

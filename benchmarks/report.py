@@ -1,9 +1,9 @@
-"""How long a report takes, how much memory, and how large its page is.
+"""Measure the time and memory that a report takes, and the size of its page.
 
     python benchmarks/report.py [STEPS]
 
-A dataset of a million steps (17 observations, 6 actions, float32), one of images, and one of 500 fields; each report is
-a fresh process. Promised: 10 s and 500 MB for the first, 3 MB for every page.
+The datasets are one of a million steps (17 observations, 6 actions, float32), one of images, and one of 500 fields;
+each report runs in a new process. The limits are 10 s and 500 MB for the first dataset, and 3 MB for every page.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ print(next(line.split()[1] for line in Path("/proc/self/status").read_text().spl
 
 
 def write(path: Path, states: Mapping[str, tuple[str, tuple[int, ...]]], episodes: int) -> None:
-    """Write random episodes of `LENGTH` steps, whose next observations follow."""
+    """Write random episodes of `LENGTH` steps; each next observation is the following observation."""
     draw = np.random.default_rng(0)
     fields = [Field(("action",), "float32", (6,), "action"), Field(NEXT_REWARD, "float32", (1,), "reward"), *FLAGS]
     fields += [Field((*lead, "observation", name), dtype, shape, "observation")

@@ -5,25 +5,25 @@
                               [--folder DIR] [--limit 1.4]
 
 Four files are parsed: `images`, episodes of 10 steps with four JPEG files of 3 kB and an embedding of 512 floats each;
-`long` and `short`, episodes of 1,000 and of 50 steps of 25 floats and three flags; `integers`, of 30,000 integers. Both
-sides give all values of all lists, as arrays and byte strings. rbtool compares both checksums of every record, the
-other side none: the second ratio is without the time that this takes. Rounds are interleaved; the figures are medians
-and minima in microseconds a record. Exits with 1 if rbtool is less than `--limit` times as fast in one of them, by
-the minima: on a busy machine the medians scatter. The compiled loops are imported before, which takes 0.4 s, and 2 s
-the first time: the reader uses them for 512 MiB and more.
+`long` and `short`, episodes of 1,000 and of 50 steps of 25 floats and three flags; `integers`, records of 30,000
+integers. Both sides return all values of all lists, as arrays and byte strings. rbtool compares both checksums of every
+record, tfrecord none; the second ratio leaves out the time of the checksums. Rounds are interleaved; the figures are
+medians and minima in microseconds per record. Exits with 1 if rbtool is less than `--limit` times as fast for one of
+the files, judged by the minima, because medians scatter on a busy machine. The compiled loops are imported first, which
+takes 0.4 s, and 2 s the first time; the reader uses them for 512 MiB of records and more.
 
-What is reached is 1.6 (`images`), 2.1 (`long`), 2.6 to 2.9 (`short`) and 4.2 (`integers`), without checksums 1.9 to
-2.1, 3.3 to 3.5, 2.7 to 3.1 and 4.4. Three times is 17 microseconds for an image record: reading takes 3, its checksum
-5, and its 50 byte strings, which are objects of Python here, 10. Three times is 12 for a long record: to read it and
-compare its checksum takes 7 in a bare loop, to find the lists 1.4, and the objects of 8 arrays 4. These do not help, in
-microseconds of an image record: the file in memory (mmap: 8.9 to 9.7 for reading and checksum, 9.2 without), the
-processor's instruction for CRC-32C in three streams (4.6, and 4.8 by the library), and a second thread that reads and
-compares, since the library keeps the interpreter's lock. Views in place of byte strings take 4 less, but decoders of
-images copy them then.
+Measured: 1.6 (`images`), 2.1 (`long`), 2.6 to 2.9 (`short`) and 4.2 (`integers`) times as fast; without checksums 1.9
+to 2.1, 3.3 to 3.5, 2.7 to 3.1 and 4.4 times. A factor of three is out of reach for two files. It would leave 17
+microseconds for an image record, but reading takes 3, the checksum 5, and creating its 50 byte strings, which are
+Python objects, 10. It would leave 12 microseconds for a long record, but reading it and comparing its checksum takes 7
+in a bare loop, finding the lists 1.4, and creating 8 arrays 4. These do not help an image record (in microseconds): a
+memory map (8.9 to 9.7 for reading and checksum, 9.2 without a map), the processor's CRC-32C instruction in three
+streams (4.6 instead of 4.8 by the library), and a second thread that reads and compares, because the library holds the
+interpreter lock. Views instead of byte strings save 4, but image decoders then copy them.
 
-CPU time of 10,000 images says what two cores can reach: one process takes 2.4 s. In layout `ted` two workers take 2.4 s
-together with this process, which takes 0.2 s of it. In layout `packed` they take 3.7 s, 1.1 s of it in this process: it
-copies the rows of all workers in their order.
+The CPU time for 10,000 images shows what is possible on two cores. One process takes 2.4 s. In layout `ted`, two
+workers and this process together take 2.4 s, 0.2 s of it in this process. In layout `packed` they take 3.7 s, 1.1 s of
+it in this process, which copies the rows of all workers in order.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
                                    [--limit 2.0]
 
 Episodes have actions float64 [7], states float64 [32], rewards, dones and four observations float64 [10], [3], [4] and
-[2], with those after each step unless `--without-next` is given: low_dim files of lift have about 200 episodes of 50
-steps, those of MimicGen 1,000 of 100 to 300. The other side reads every array of every episode with h5py, writes their
-bytes to one file and syncs it. Rounds are interleaved; the figures are medians in seconds and their ratio. `survey` and
-`pieces` are the shares of the reader alone: looking at all episodes, and reading all rows. Exits with 1 if the ratio is
-above the limit.
+[2], also after each step unless `--without-next` is given. For comparison: low_dim files of lift have about 200
+episodes of 50 steps, those of MimicGen 1,000 of 100 to 300. The reference reads every array of every episode with h5py,
+writes the bytes to one file and syncs it. Rounds are interleaved; the figures are medians in seconds and their ratio.
+`survey` and `pieces` are the times of the reader alone: the survey of all episodes, and reading all rows. Exits with 1
+if the ratio is above the limit.
 """
 
 from __future__ import annotations

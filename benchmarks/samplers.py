@@ -4,10 +4,9 @@
 
 TorchRL and cpprb have to be installed in the same environment; a missing one is reported and left out. Everything runs
 in one process with one torch thread, and the sides take turns. Figures are medians of the time of one call in
-microseconds. The table at the end has the promised ratios: the ratio measured, and its limit.
-Rows are as in storages.py, 11 leaves of 758 bytes, in episodes of 100 to 400 steps; where the number of steps varies
-they have 45 bytes. `--only` keeps the parts whose names hold PART. `--cpu` counts the time of the
-processor, which others who work on the machine disturb less.
+microseconds. The table at the end shows each ratio that has a limit, with the limit. Rows are as in storages.py, 11
+leaves of 758 bytes, in episodes of 100 to 400 steps; in the part with a varying number of steps they have 45 bytes.
+`--only` runs the parts whose names contain PART. `--cpu` measures CPU time, which varies less on a busy machine.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ print(now() - started)
 
 
 def ours(sampler: Any, rows: int, make: Make = state_rows) -> Any:
-    """Make a full buffer of ours."""
+    """Make a full buffer of rbtool."""
     storage = rbtool.LazyTensorStorage(rows)
     return in_episodes(rbtool.TensorDictReplayBuffer(storage=storage, sampler=sampler), rows, make)
 
 
 def trained(buffer: Any, batch: int) -> Job:
-    """Sample a batch and give its steps other priorities, as training does."""
+    """Sample a batch and update the priorities of its steps, as training does."""
     priorities = [torch.rand(batch) for _ in range(16)]
     turn = iter(range(1 << 62))
 
@@ -78,7 +77,7 @@ def trained(buffer: Any, batch: int) -> Job:
 
 
 def slices(rows: int, watch: Watch) -> Claims:
-    """Slices next to TorchRL's, as it does it by default and with cached boundaries."""
+    """Slices next to TorchRL's, with its default and with cached boundaries."""
     options = {"slice_len": 32, "traj_key": "episode"}
     made = {"ours": ours(SliceSampler(**options), rows)}
     if peers.buffers is not None:
@@ -143,7 +142,7 @@ def growth(rows: int, watch: Watch) -> Claims:
 
 
 def writes(rows: int, watch: Watch) -> Claims:
-    """One-row writes into a full ring, with a slice sampler that knows it, and without one."""
+    """Single-row writes into a full ring, with and without a slice sampler that follows the writes."""
     bare = in_episodes(rbtool.TensorDictReplayBuffer(storage=rbtool.LazyTensorStorage(rows)), rows)
     sliced = ours(SliceSampler(slice_len=32), rows)
     row = state_rows(1)
@@ -203,7 +202,7 @@ def cpprb_buffer(data: TensorDict, rows: int) -> Any:
 
 
 def bare(rows: int, watch: Watch) -> Claims:
-    """What a prioritized sampler does, taken apart: the tree, the weights, the update."""
+    """The parts of a prioritized sampler: the tree, the weights, the update."""
     storage = rbtool.TensorStorage(torch.arange(rows))
     sampler = PrioritizedSampler(rows, ALPHA, BETA)
     sampler.extend(torch.arange(rows))
@@ -236,7 +235,7 @@ def first_use(_rows: int, watch: Watch) -> Claims:
 
 
 def placements(rows: int, watch: Watch) -> Claims:
-    """Storage and trees on a GPU or not, at batches that pay there."""
+    """Storage and trees on a GPU and on the CPU, at batch sizes for which a GPU pays off."""
     if not torch.cuda.is_available():
         print("there is no GPU here: placements on one are left out")
         return

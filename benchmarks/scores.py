@@ -1,12 +1,13 @@
-"""Whether `score` ranks degraded copies of demonstrations below the good ones, on datasets that different scripts made.
+"""Measure whether `score` ranks degraded copies of demonstrations below the good ones, on datasets of different origin.
 
     python benchmarks/scores.py [--episodes N] [--share F] [--seed N] [--draws N] [--set NAME] [DATASET]
 
 One set is recorded from Pendulum-v1 with rbtool's controller, one is the arm of `tests/standins/robot_sets.py` in
-LeRobot's layout, and one are the demonstrations of `examples/act.py`, in which only the picture shows the target; or
-any dataset of good episodes. A share of the episodes is copied and degraded, in one way at a time, then in all ways
-together. Printed is the area under the curve (AUC), how likely a good episode has a higher quality than a bad one: the
-mean of some draws, and the least. Promised: a mean of at least 0.9 for each of the first six kinds on two sets.
+LeRobot's layout, and one has the demonstrations of `examples/act.py`, in which only the picture shows the target. Any
+dataset of good episodes can be given instead. A share of the episodes is copied and degraded, in one way at a time,
+then in all ways together. The figures are areas under the ROC curve (AUC), the probability that a good episode has a
+higher quality than a degraded one: the mean and the minimum over some draws. The target is a mean of at least 0.9 for
+each of the first six kinds on two sets.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def pauses(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Episo
 
 
 def wrong_target(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Episode:
-    """Act as for another target: take the actions of the demonstration that is least alike, of eight others."""
+    """Take the actions of another demonstration: the one that differs most, of eight."""
     others = [of.episodes[place] for place in draw.integers(len(of.episodes), size=8)]
     steps = [min(len(one), len(other)) for other in others]
     apart = [
@@ -148,7 +149,7 @@ def cut_short(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Ep
 
 
 def backwards(one: Episode, of: Demonstrations, draw: np.random.Generator) -> Episode:
-    """Undo what was done: states and actions in the opposite order."""
+    """Reverse the order of states and actions."""
     return Episode({key: values[::-1].copy() for key, values in one.states.items()}, one.actions[::-1].copy(), one.text)
 
 
@@ -173,7 +174,7 @@ KINDS: dict[str, Callable[[Episode, Demonstrations, np.random.Generator], Episod
 
 
 def area(good: Any, bad: Any) -> float:
-    """Return how likely a good one is above a bad one; ties count half."""
+    """Return the probability that a good episode is above a bad one; ties count half."""
     return float((good[:, None] > bad).mean() + (good[:, None] == bad).mean() / 2)
 
 

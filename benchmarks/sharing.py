@@ -2,10 +2,10 @@
 
     python benchmarks/sharing.py [--rows 200000] [--seconds 2] [--rounds 5]
 
-One and two readers take turns; figures are medians of the batches of 256 rows (or 8 slices of 32) in a second, all
-readers together, and the ratio of two readers to one: at least 1.7 is wanted without a writer, where there are two
-processors. Rows are as in storages.py, 11 leaves of 758 bytes. Other work on the machine takes processors away: the
-last column has the ratio of batches in a second of processor time, which is 1 where readers do not wait for each other.
+One and two readers take turns. The figures are medians of the batches of 256 rows (or 8 slices of 32) per second of all
+readers together, and the ratio of two readers to one, which should be at least 1.7 without a writer on two processors.
+Rows are as in storages.py, 11 leaves of 758 bytes. On a busy machine readers get less CPU time: the last column has the
+ratio of batches per second of CPU time, which is 1 if readers do not wait for each other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ring(rows: int, sampler: Any = None) -> Any:
 
 
 def read(buffer: Any, start: Any, seconds: float, found: Any) -> None:
-    """Sample for so long; report the batches in a second, and in a second of processor time."""
+    """Sample for some seconds; report the batches per second, and per second of CPU time."""
     torch.set_num_threads(1)
     buffer.sample()
     start.wait()
@@ -49,7 +49,7 @@ def read(buffer: Any, start: Any, seconds: float, found: Any) -> None:
 
 
 def write(buffer: Any, stop: Any) -> None:
-    """Extend by 32 rows a hundred times a second."""
+    """Write 32 rows a hundred times per second."""
     torch.set_num_threads(1)
     rows = buffer[:32].exclude("index").clone()
     while not stop.wait(0.01):
@@ -57,7 +57,7 @@ def write(buffer: Any, stop: Any) -> None:
 
 
 def batches_of(buffer: Any, readers: int, seconds: float) -> tuple[float, float]:
-    """Return the batches of all readers in a second, and in a second of processor time of one."""
+    """Return the batches per second of all readers together, and those per second of CPU time of one reader."""
     start, found = FORK.Barrier(readers), FORK.SimpleQueue()
     processes = [FORK.Process(target=read, args=(buffer, start, seconds, found)) for _ in range(readers)]
     for process in processes:

@@ -2,10 +2,10 @@
 
     python benchmarks/specs.py [--rounds 15] [--only PART]
 
-TorchRL has to be installed in the same environment; without it, rbtool's times stand alone. Everything runs in one
+TorchRL has to be installed in the same environment; without it, only rbtool's times are shown. Everything runs in one
 process with one torch thread, and the sides take turns. Figures are medians of the time of one call in microseconds,
-for a single value and for a batch of 256; `ratio` is TorchRL's time divided by rbtool's. `--only` keeps the specs whose
-names hold PART. At the end is a line with the ratios that are below what is promised: 1, and 1.5 for nests.
+for a single value and for a batch of 256; `ratio` is TorchRL's time divided by rbtool's. `--only` runs the specs whose
+names contain PART. The last line lists the ratios below their limit: 1, and 1.5 for nested specs.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ SPECS: dict[str, Callable[[Any], Any]] = {
 
 
 def outside(name: str, value: Any) -> Callable[[], Any]:
-    """Return what makes values to project: mostly no members."""
+    """Return a function that makes values to project, most of which are outside of the spec."""
     if name == "composite":
         return lambda: value.apply(lambda leaf: leaf.clone() if leaf.dtype is torch.bool else leaf * 5)
     return lambda: torch.ones_like(value) if value.dtype is torch.bool else value * 5
 
 
 def calls(name: str, of: Any, batch: tuple[int, ...], member: Any) -> dict[str, Callable[[], Any]]:
-    """Return what is timed, of one side; `member` is the value that both look at."""
+    """Return the calls that are timed, of one side; `member` is the value that both sides get."""
     spec = SPECS[name](of)
     array, wild = spec.to_numpy(spec.rand()), outside(name, member)
     timed = {
@@ -68,7 +68,7 @@ def calls(name: str, of: Any, batch: tuple[int, ...], member: Any) -> dict[str, 
 
 
 def microseconds(call: Callable[[], Any]) -> float:
-    """Time one call, on average over some."""
+    """Return the mean time of several calls."""
     started = time.perf_counter()
     for _ in range(CALLS):
         call()

@@ -1,9 +1,10 @@
-"""How long a user waits for `--help`, for a completion and for `inspect` of a million steps.
+"""Time `--help`, a shell completion, and `inspect` of a million steps.
 
     python benchmarks/startup.py
 
-Each command is a fresh process, as in a shell. The rounds interleave the commands with a bare `python -c pass`,
-so that noise of the machine shows in both. Promised: `--help` in 0.2 s, a completion in 0.15 s, `inspect` in 0.4 s.
+Each command runs in a new process, as in a shell. The rounds interleave the commands with a bare `python -c pass`, so
+that noise of the machine affects both. The limits are 0.2 s for `--help`, 0.15 s for a completion and 0.4 s for
+`inspect`.
 """
 
 from __future__ import annotations

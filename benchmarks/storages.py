@@ -4,8 +4,8 @@
 
 TorchRL, and Stable-Baselines3 for `steps`, have to be installed in the same environment; without them, only rbtool's
 times are shown. Rows are 11 leaves of 758 bytes, images 28 kB. All sides take turns in one process with one torch
-thread; the figures are medians of the time of one call in microseconds, and the time of others divided by ours.
-`--only` keeps the parts whose names hold PART.
+thread; the figures are medians of the time of one call in microseconds, and the time of others divided by rbtool's.
+`--only` runs the parts whose names contain PART.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:
 
 
 def floors(rows: int, batch: int) -> dict[str, Job]:
-    """What a batch costs at least: as many bytes, gathered by NumPy from one array, and copied in one piece.
+    """The lower bounds of a batch: as many bytes, gathered by NumPy from one array, and copied in one piece.
 
     The draws are of as many rows as there are: rows that were read a moment ago would come from the processor's caches.
     """
@@ -79,7 +79,7 @@ def images(rows: int, watch: Watch) -> Claims:
 
 
 class Filling:
-    """A buffer on a memory map that never gets full: `renew` replaces it in time."""
+    """A buffer on a memory map that never gets full, because `renew` replaces it in time."""
 
     def __init__(self, library: Any, rows: int) -> None:
         self._library, self._rows, self._left = library, rows, 0
@@ -99,7 +99,7 @@ class Filling:
 
 
 def writes(rows: int, watch: Watch) -> Claims:
-    """Rows written to a memory map that is full, and to one that fills."""
+    """Rows written to a full memory map, and to one that is not full yet."""
     row = state_rows(1)[0]
     made = peers.sides(
         lambda library, draws: filled(

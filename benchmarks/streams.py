@@ -1,13 +1,13 @@
-"""Time an epoch of a stream from a web server on loopback against one from the same dataset on this disk.
+"""Time an epoch of a stream from a web server on loopback next to one from the same dataset on this disk.
 
     python benchmarks/streams.py [--episodes 200] [--rounds 3] [--rate 100] [--latency 0 10 50 200]
 
 The dataset has images of 64 x 64 x 3 bytes. The server waits `--latency` ms before each answer and after each
-connection, and sends `--rate` MB in a second over all connections (0: as fast as it can). The cache is empty at the
-start of each epoch. With `--work`, that many ms of computing, during which the interpreter is free, follow each batch
-as in a training loop. Both sides take turns, after an epoch that is not timed; the figures are medians, and the ratio
-of their speeds: at least 0.8 is wanted where reading is not faster than the network. Memory is the peak of RssAnon and
-RssShmem over what the process had before.
+connection, and sends `--rate` MB per second over all connections (0: no limit). The cache is empty at the start of each
+epoch. `--work` adds that many ms of computing without the interpreter lock after each batch, as in a training loop.
+Both sides take turns, after an epoch that is not timed. The figures are medians, and the ratio of the speeds, which
+should be at least 0.8 if reading is not faster than the network. Memory is the peak of RssAnon and RssShmem minus their
+value at the start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BLOCK = 256 << 10
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers with ranges of files, late and at a limited rate."""
+    """Serves ranges of files, with a latency and at a limited rate."""
 
     protocol_version = "HTTP/1.1"
     folder: Path
@@ -118,13 +118,13 @@ def make(folder: Path, episodes: int) -> Path:
 
 
 def memory() -> int:
-    """Return the bytes of this process that are its own, or shared with others."""
+    """Return the anonymous and shared memory of this process in bytes."""
     stated = Path("/proc/self/status").read_text()
     return sum(int(kilobytes) << 10 for kilobytes in re.findall(r"Rss(?:Anon|Shmem):\s+(\d+) kB", stated))
 
 
 def epoch(dataset: str, root: Path, work: float) -> tuple[float, int]:
-    """Take all batches; return the seconds, and the bytes of memory that were added at the peak."""
+    """Read all batches; return the seconds, and by how many bytes the memory grew at the peak."""
     import rbtool
 
     shutil.rmtree(root, ignore_errors=True)

@@ -56,7 +56,7 @@ def trained(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def shuffled(texts: list[str], count: int) -> list[str]:
-    """Make texts of the words of others."""
+    """Make texts from shuffled words of other texts."""
     draw = random.Random(0)
     found = []
     for number in range(count):

@@ -3,8 +3,8 @@
     python benchmarks/two_trees.py BEFORE AFTER [--turns 5] [--rows 100000] [--rounds 5] [--only PART] [--cpu]
 
 The checkouts take turns, each turn in a new process, with the benchmark scripts of their own tree; rows that only one
-of them has are left out. A ratio above 1 means that AFTER is faster: the median of BEFORE by the median of AFTER. The
-exit code is 1 if a row is below `--least`.
+of them has are left out. The ratio is the median of BEFORE divided by the median of AFTER: above 1, AFTER is faster.
+The exit code is 1 if a ratio is below `--least`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Counts the files that a reader walks through, from a call or a command to the bytes.
+"""Count the files of the code that a call or a command passes through on its way to the bytes.
 
     python benchmarks/walks.py [--files]
 
-Each function counts once, in the order in which functions are first entered; what runs while modules are imported does
-not count. `files` are those entered, in all threads. `returns` says how often the walk comes back to a file that it has
-left before: 0 would be a walk from one file to the next. `functions` is its length.
+This measures how many files a person has to open to follow the code. Each function counts once, in the order in which
+functions are first entered; code that runs while modules are imported does not count. `files` is the number of files
+entered, in all threads. `returns` is how often the path comes back to a file that it has left before: 0 means that it
+goes from one file to the next. `functions` is the number of functions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Walk:
     _importing: dict[int, int] = field(default_factory=dict)
 
     def of(self, call: Callable[[], object]) -> Walk:
-        """Call a function and note where it goes."""
+        """Call a function and record the functions that it enters."""
         threading.setprofile(self._on_event)
         sys.setprofile(self._on_event)
         try:

@@ -1,10 +1,10 @@
-"""Time batches of chunks of 16 actions with one image a row, next to the lerobot package if there is one.
+"""Time batches of chunks of 16 actions with one image per row, next to the lerobot package if it is available.
 
     python benchmarks/windows.py [FOLDER] [--peer PYTHON]    a LeRobot v3.0 dataset with videos; one is made by default
 
 `--peer` is an interpreter with the lerobot package, or a script that runs a file with one. Both sides read shuffled
-batches of 32 of the same dataset through a loader with 0 and with 2 workers, and take turns; figures are medians of one
-torch thread each. Chunks and masks of 64 anchors are compared first.
+batches of 32 rows of the same dataset through a loader with 0 and with 2 workers, and take turns; figures are medians
+with one torch thread each. The chunks and masks of 64 rows are compared first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Peer:
         self._process = subprocess.Popen(words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, **question: Any) -> Any:
-        """Return the answer to a question."""
+        """Send a request, and return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(question), file=self._process.stdin, flush=True)
@@ -85,7 +85,7 @@ def compare(dataset: Path, peer: Peer) -> None:
 
 
 def timed(batches: Any, workers: int) -> float:
-    """Return the seconds that some batches take, after the first one; workers end before the other side starts its."""
+    """Return the seconds that some batches take, after the first one; workers end before the other side starts."""
     loader = iter(rbtool.TorchLoader(batches, num_workers=workers))
     next(loader)
     started = time.perf_counter()

@@ -2,12 +2,16 @@
 
     python benchmarks/worker_pools.py [--chunks 200] [--rounds 5] [--workers 2] [--only PART] [--methods NAME ...]
 
-Every pool calls `TaskRunner.measure` for the chunks of one dataset; pebble and loky are left out where they are
-not installed. loky starts its workers in its own way, whichever method is asked for.
-`start`: seconds until all workers have answered once. `throughput`: rows per second of a chunk function in workers that
-are ready. `killed`: a worker gets SIGKILL in one chunk. `limit`: one chunk hangs, with a time limit of 1 s where the
-pool has one. `parent`: the process that owns the pool gets SIGKILL. `script`: spawn from a script without
-`if __name__ == "__main__"`. Pools take turns in every round; figures are medians.
+Every pool calls `TaskRunner.measure` for the chunks of one dataset; pebble and loky are left out if they are not
+installed. loky starts its workers in its own way, whatever `--methods` says. Pools take turns in every round; figures
+are medians. The parts are:
+
+    start       seconds until all workers have answered once
+    throughput  rows per second of a chunk function in workers that are ready
+    killed      a worker gets SIGKILL in one chunk
+    limit       one chunk hangs, with a time limit of 1 s if the pool has one
+    parent      the process that owns the pool gets SIGKILL
+    script      spawn from a script without `if __name__ == "__main__"`
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ PRELOAD = ["torch", "tensordict", "rbtool.core.preprocess.run", "rbtool.core.pre
 
 @dataclass(frozen=True)
 class ChunkWork(Processor):
-    """A chunk function that also ends or stops its process: `fault` is `kill` or `hang`, in the chunk `at`."""
+    """A chunk function that kills or hangs its process in the chunk `at`: `fault` is `kill` or `hang`."""
 
     fault: str = ""
     at: int = -1
@@ -72,7 +76,7 @@ class ChunkWork(Processor):
         return _Loaded(self)
 
     def arguments(self) -> dict[str, Any]:
-        """Nothing that decides a result."""
+        """Return no parameters: the digest of the result does not depend on any."""
         return {}
 
 
@@ -104,7 +108,7 @@ _runner: list[TaskRunner] = []
 
 
 def begin(job: Job) -> None:
-    """Prepare a worker of a library as ours prepares itself."""
+    """Prepare a worker of another library in the same way as a worker of rbtool."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     _runner[:] = [TaskRunner(job)]
@@ -132,14 +136,14 @@ def ours(job: Job, workers: int, method: str) -> Iterator[Run]:
 
 @contextmanager
 def futures(job: Job, workers: int, method: str) -> Iterator[Run]:
-    """`concurrent.futures`, which has no limit for a task that runs: only the wait for it ends."""
+    """`concurrent.futures`, which has no time limit for a running task: only waiting for it ends."""
     with executor(concurrent.futures.ProcessPoolExecutor(workers, context_of(method), begin, (job,)), job) as run:
         yield run
 
 
 @contextmanager
 def lokies(job: Job, workers: int, method: str) -> Iterator[Run]:
-    """`loky`, whose workers are fresh processes; it has no limit for a task either."""
+    """`loky`, whose workers are fresh processes; it has no time limit for a task either."""
     with executor(loky.ProcessPoolExecutor(workers, initializer=begin, initargs=(job,)), job) as run:
         yield run
 
@@ -199,7 +203,7 @@ class Bench:
         self.tasks = [Task(index, start, start + ROWS) for index, start in enumerate(range(0, steps, ROWS))]
 
     def job(self, fault: str = "", at: int = -1) -> Job:
-        """All steps through the chunk function, with a fault."""
+        """Return a job that runs the chunk function, with a fault, over all steps."""
         flag = self.folder / "flag"
         flag.unlink(missing_ok=True)
         digest = self.reader.manifest.content_digest
@@ -214,7 +218,7 @@ class Bench:
                 break
 
     def turns(self, job: Callable[[Any, str], float]) -> dict[tuple[str, str], float]:
-        """Medians of what `job` returns for each pool and start method, after a round that does not count."""
+        """Return the medians of the results of `job` for each pool and start method, after a warm-up round."""
         found: dict[tuple[str, str], list[float]] = {}
         for _ in range(self.rounds + 1):
             for method in self.methods:

@@ -1,4 +1,4 @@
-"""What the pages of the Python API show differently from the source."""
+"""Extensions of griffe that adapt docstrings and signatures for the pages of the Python API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EXAMPLE = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 
 
 class DoctestBlocks(griffe.Extension):
-    """Puts a fence round every example of a docstring: Markdown would take `>>>` for a quotation."""
+    """Puts a fence around every example of a docstring, because Markdown would take `>>>` for a quotation."""
 
     def on_object(self, *, obj: Any, **options: Any) -> None:
         if obj.docstring is not None:
@@ -21,7 +21,7 @@ class DoctestBlocks(griffe.Extension):
 
 
 class VerbArguments(griffe.Extension):
-    """Shows the arguments of a verb in place of the options object, whose fields they are."""
+    """Shows the arguments of a verb instead of the options object whose fields they are."""
 
     def on_function(self, *, func: Any, **options: Any) -> None:
         if any(str(one.value).startswith("takes(") for one in func.decorators):

@@ -18,7 +18,7 @@ _PLACE = re.compile(r"(?<=<!-- facts -->\n).*?(?=<!-- end of facts -->)", re.DOT
 
 @dataclass(frozen=True)
 class Fact:
-    """One row: what was measured, the figure of rbtool and that of TorchRL, and the command that measures it."""
+    """One row: what was measured, the figures of rbtool and TorchRL, and the command that measures them."""
 
     what: str
     rbtool: str
@@ -50,7 +50,7 @@ def read() -> Facts:
 
 
 def shown(readme: str) -> str:
-    """Return the table that a README shows."""
+    """Return the table in the text of a README."""
     found = _PLACE.search(readme)
     assert found is not None, "the README has no place for the facts"
     return found[0]

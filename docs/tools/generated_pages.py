@@ -1,9 +1,9 @@
-"""What follows from the code: pages, made at every build, and parts of the written pages.
+"""Generate documentation from the code: whole pages, at every build, and tables inside the written pages.
 
-python docs/tools/generated_pages.py
+    python docs/tools/generated_pages.py
 
-brings those parts up to date; a test holds them so. With --man FOLDER it writes manual pages, which a release contains.
-Every written page can be read where the repository is hosted.
+updates the tables and `__init__.pyi`; a test checks that they are up to date. The written pages are complete in the
+repository, so that they can be read without a build. `--man FOLDER` writes manual pages, which a release contains.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Help:
 
 
 def _helps() -> list[_Help]:
-    """The help of `rbtool` and of every verb, from the application itself."""
+    """Return the help of `rbtool` and of every verb, from the application itself."""
     import typer
 
     from rbtool.cli.app import app
@@ -84,7 +84,7 @@ def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def verbs_reference() -> str:
-    """A heading for every verb, below a table of them."""
+    """Return a table of all verbs, and a section for each."""
     first, *verbs = _helps()
     text = ["| for | verbs |", "|---|---|"]
     for title, rows in first.sections.items():
@@ -108,12 +108,12 @@ def _rows(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def _code(text: str) -> str:
-    """Set code in a cell of a table; hosts and MkDocs do not agree on how to escape a bar between backticks."""
+    """Format code for a cell of a table; hosts and MkDocs disagree on how to escape a bar between backticks."""
     return f"<code>{html.escape(text).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def manual() -> dict[str, str]:
-    """The manual pages, in troff, by their file names: one for `rbtool`, and one for each verb."""
+    """Return the manual pages, in troff, by their file names: one for `rbtool`, and one for each verb."""
     first, *verbs = _helps()
     pages = {}
     for one in (first, *verbs):
@@ -140,7 +140,7 @@ def manual() -> dict[str, str]:
 
 
 def _troff(text: str) -> str:
-    """Escape a line: what troff would take for a request, and signs that it would replace."""
+    """Escape a line: a leading dot, which troff takes for a request, and characters that it would replace."""
     text = re.sub(r"[\\'`^~-]|[^\0-\x7f]", lambda found: _SIGNS.get(found[0], f"\\[u{ord(found[0]):04X}]"), text)
     return f"\\&{text}" if text.startswith(".") else text
 
@@ -149,7 +149,7 @@ _SIGNS = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti", "
 
 
 def result_classes() -> list[type[Any]]:
-    """The classes of all documents that `--json` prints, by kind."""
+    """Return the classes of all documents that `--json` prints, sorted by kind."""
     from rbtool.core import verbs
     from rbtool.core.results import Result
 
@@ -161,7 +161,7 @@ def result_classes() -> list[type[Any]]:
 
 
 def _named(parent: type[Any]) -> list[type[Any]]:
-    """The classes that declare a kind and have no subclass; `slots` leaves a twin of every dataclass, in no module."""
+    """Return all subclasses that declare a kind; `slots` leaves a duplicate of each dataclass, which is in no module."""
     found = []
     for child in parent.__subclasses__():
         found += _named(child)
@@ -171,7 +171,7 @@ def _named(parent: type[Any]) -> list[type[Any]]:
 
 
 def json_page() -> str:
-    """The entries of every document that `--json` prints."""
+    """Return the page with the entries of every document that `--json` prints."""
     text = [
         "# JSON documents", "",
         "With `--json` a verb prints one document on stdout. In Python, the verb returns the same entries as a frozen",
@@ -194,7 +194,7 @@ def _first_paragraph(thing: Any) -> str:
 
 
 def api_page() -> str:
-    """Every public name of `rbtool`, by what people do with them."""
+    """Return the page of all public names of `rbtool`, grouped by purpose."""
     text = ["# Python API", "", "All names are attributes of `rbtool`; the path of each shows where it is defined."]
     for title, homes in rbtool._NAMES.items():
         named = [(name, getattr(rbtool, name)) for names in homes.values() for name in names.split()]
@@ -214,7 +214,7 @@ def api_page() -> str:
 
 
 def stub() -> str:
-    """`__init__.pyi`, which shows the public names to type checkers."""
+    """Return the text of `__init__.pyi`, which shows the public names to type checkers."""
     homes = sorted((home, names) for homes in rbtool._NAMES.values() for home, names in homes.items())
     text = [
         '"""The public names, for type checkers: docs/tools/generated_pages.py makes it of `__init__.py`."""',
@@ -225,7 +225,7 @@ def stub() -> str:
 
 
 def modules_page() -> str:
-    """All modules with the first sentence of their docstrings."""
+    """Return the page of all modules, with the first paragraph of each docstring."""
     import source_tree
 
     rooms: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -246,14 +246,14 @@ def _cell(text: str) -> str:
 
 
 def floors() -> list[list[str]]:
-    """The parts of core, top floor first, from the test that enforces them."""
+    """Return the parts of core, top floor first, from the test that enforces them."""
     tree = ast.parse((ROOT / "tests/test_imports.py").read_text(encoding="utf-8"))
     found = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FLOORS"]
     return [sorted(parts) for parts in ast.literal_eval(found[0].value)]
 
 
 def floors_table() -> str:
-    """The floors as a table, each part with the first sentence of its docstring."""
+    """Return the floors as a table, each part with the first paragraph of its docstring."""
     text = ["| floor | part | contents |", "|---|---|---|"]
     levels = floors()
     for number, parts in enumerate(levels):
@@ -266,7 +266,7 @@ def floors_table() -> str:
 
 
 def leaves_table() -> str:
-    """The leaves, from the tool that removes them: the size of each, what it needs, and what falls with it."""
+    """Return the table of leaves: the size of each, the leaves that it needs, and what a user loses without it."""
     tools = str(ROOT / "tests/tools")
     if tools not in sys.path:
         sys.path.append(tools)
@@ -280,7 +280,7 @@ def leaves_table() -> str:
 
 
 def torchrl_table() -> str:
-    """What rbtool leaves to TorchRL, and what behaves differently, from the tables of `migrate`."""
+    """Return the tables of names that behave differently from TorchRL's, and of names that rbtool lacks."""
     from rbtool.core.torchrl_classes import MISSING
     from rbtool.core.verbs.migrate import DIFFERENT
 
@@ -292,7 +292,7 @@ def torchrl_table() -> str:
 
 
 def rules_table() -> str:
-    """The rules of `check`, from their table."""
+    """Return the table of the rules of `check`."""
     from rbtool.core.ted.rules import RULES
 
     text = ["| rule | name | severity | what it checks |", "|---|---|---|---|"]
@@ -303,7 +303,7 @@ def rules_table() -> str:
 
 
 def behaviour_table() -> str:
-    """The rules of `check` about behaviour."""
+    """Return the table of the rules of `check` about behaviour."""
     from rbtool.core.declarations import from_leaf
     from rbtool.core.verbs.clean import FIXES
 
@@ -318,7 +318,7 @@ def behaviour_table() -> str:
 
 
 def thresholds_table() -> str:
-    """The thresholds of the rules about behaviour, from the docstring of their class."""
+    """Return the table of thresholds of the rules about behaviour, from the docstring of their class."""
     import re
 
     from rbtool.core.declarations import from_leaf
@@ -334,7 +334,7 @@ def thresholds_table() -> str:
 
 
 def formats_overview() -> str:
-    """All formats with what can be done with each, for the README."""
+    """Return the table of all formats for the README: what can be done with each, and what ends an episode."""
     from rbtool.core.verbs.list import list_formats
 
     text = [
@@ -350,7 +350,7 @@ def formats_overview() -> str:
 
 
 def formats_table() -> str:
-    """All formats that can be read, from their declarations."""
+    """Return the table of all formats for their page, from their declarations."""
     from rbtool.core.verbs.list import list_formats
 
     text = [
@@ -368,7 +368,7 @@ def formats_table() -> str:
 
 
 def filled(page: str) -> str:
-    """Return a written page with its tables, and the examples in docs/examples, as they are now."""
+    """Return a written page with its generated tables, and its examples from docs/examples, brought up to date."""
     tables = {
         "floors": floors_table, "formats": formats_table, "formats overview": formats_overview,
         "leaves": leaves_table, "rules": rules_table, "behaviour": behaviour_table, "thresholds": thresholds_table,
@@ -387,7 +387,7 @@ def _example(name: str) -> str:
 
 
 def contributing_page() -> str:
-    """CONTRIBUTING.md, with its links as they are inside the site."""
+    """Return CONTRIBUTING.md, with links as they are inside the site."""
     return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 

@@ -1,4 +1,4 @@
-"""Adds the generated pages when MkDocs collects the files, and links them."""
+"""Hooks of MkDocs: add the generated pages to the site, and adapt links to CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Link CONTRIBUTING.md where the site has it."""
+    """Change links to CONTRIBUTING.md to its page inside the site."""
     return markdown.replace("](../CONTRIBUTING.md)", "](contributing.md)")
