@@ -19,12 +19,12 @@ from .output import STDOUT, Output
 from .words import GROUPS, SECTIONS, SHORT_NAMES, VERBS, in_order
 
 EXAMPLES = (
-    Example("rbtool demo", "see all of it at work, on data made on the spot"),
+    Example("rbtool demo", "see every step at work, on data recorded on the spot"),
     Example(
         f"rbtool convert ./{SOURCE}/cartpole/scripted-v0 ./cartpole",
         f"a {EXAMPLE_SOURCE.title} dataset to TED",
     ),
-    Example("rbtool inspect ./cartpole", "what is in it"),
+    Example("rbtool inspect ./cartpole", "show its contents"),
 )
 
 
@@ -44,7 +44,7 @@ ShellName = enum.StrEnum("ShellName", {name.upper(): name for name in SCRIPTS}) 
 
 app = typer.Typer(
     cls=_Verbs,
-    add_completion=False,  # by `complete`: Typer's own knows no datasets, and takes twice as long
+    add_completion=False,  # `complete` replaces Typer's completion, which lacks datasets and takes twice as long
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=CONTEXT,
@@ -57,7 +57,7 @@ def rbtool(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
     install_completion: Annotated[
-        ShellName | None, typer.Option("--install-completion", help="Complete words in this shell from now on.")
+        ShellName | None, typer.Option("--install-completion", help="Install completion for a shell.")
     ] = None,
     show_completion: Annotated[
         ShellName | None, typer.Option("--show-completion", help="Print the completion script of a shell.")
@@ -83,7 +83,7 @@ for name in VERBS:
 
 
 def main() -> None:
-    """Run the command line on `sys.argv` and exit with its code; `start` has claimed streams and signals before."""
+    """Run the command line on `sys.argv` and exit with its code. `start.main` has set up streams and signals."""
     allow_open_files()
     code = _run(sys.argv[1:])
     failed = release_streams()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     Example("rbtool bench ./cartpole", "rbtool, and the other libraries that are installed here"),
-    Example("rbtool bench ./cartpole --library rbtool --folder ./forms", "one library; forms are kept for next time"),
+    Example("rbtool bench ./cartpole --library rbtool --folder ./forms", "one library; keeps its files for next time"),
     Example("rbtool bench ./cartpole --job epoch --json", "one job, with all figures"),
 )
 
@@ -31,8 +31,8 @@ def bench(
 ) -> None:
     """Compare how fast rbtool and other libraries read a dataset.
 
-    What they read is compared first, so that nobody wins by reading less. Each has its own form of the same rows and a
-    process of its own, and they take turns.
+    The values that each library reads are compared with the dataset first, so that none gains by reading less. Each
+    library reads the same rows in its own file format and in its own process, and the libraries take turns.
     """
     from ..core.verbs.bench import bench as run
 
@@ -45,7 +45,7 @@ def bench(
 
 
 def bench_lines(result: BenchResult, width: int | None) -> list[Line]:
-    """Return a line for each library, the fastest of each job in bold, and below what it lacks."""
+    """Return a line for each library, with the fastest of each job in bold, then the jobs that a library cannot do."""
     names = ("frames/s", "chunks/s", "epoch rows/s", "shuffled", "resume", "on disk", "made in")
     lines: list[Line] = [[Styled(text, "dim") for text in ("library", *names)]]
     for one in result.libraries:

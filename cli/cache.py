@@ -31,7 +31,7 @@ RM_EXAMPLES = (
 )
 PRUNE_EXAMPLES = (Example("rbtool cache prune --yes", "leftovers and partial downloads; never a dataset"),)
 VERIFY_EXAMPLES = (
-    Example("rbtool cache verify", "every byte of all datasets; 3 if one is damaged"),
+    Example("rbtool cache verify", "every byte of all datasets; exit code 3 if one is damaged"),
     Example(f"rbtool cache verify '{SOURCE}:cartpole/*' --json", "some of them, as JSON"),
 )
 
@@ -45,7 +45,7 @@ _KINDS = f"Datasets by {SOURCE}:ID, a path below the root, or a pattern with *, 
 
 @verb("cache ls", LS_EXAMPLES)
 def ls(*, out: Output, root: Root = None) -> None:
-    """List what is stored: bytes, last use, leftovers.
+    """List what is stored, with sizes and times of last use.
 
     Lists datasets, kept originals, partial downloads, leftovers of interrupted work, listings of remotes and streams.
     """
@@ -103,7 +103,7 @@ def verify(
 ) -> int:
     """Compare every stored byte with its digest.
 
-    Datasets are compared with their manifests, kept originals with the checksums of the remote. Problems are listed
+    Datasets are compared with their manifests, and kept originals with the checksums of the remote. Problems are listed
     on stdout, one per line.
     """
     from ..core.verbs import cache
@@ -126,12 +126,11 @@ class _Confirmation:
 
     def __call__(self, planned: CacheRemoval) -> bool:
         """Ask once, with the number and size of the entries. Raises UsageError without a terminal."""
-
         if self.yes:
             return True
         what = f"{_counted_kinds(planned.removed)} ({size(planned.bytes)}) below {planned.root}"
         if not self.out.can_ask:
-            message = f"removing {what} needs a confirmation, and there is no terminal"
+            message = f"removing {what} needs a confirmation, and there is no terminal to ask for it"
             raise UsageError(message, hint="add --yes; --dry-run shows what would be removed")
         for line in _table(planned.removed[:_SHOWN], self.out.stderr_width):
             self.out.say(*line)
@@ -164,7 +163,7 @@ def _root_option(root: str | None) -> str:
 
 
 def _table(entries: Sequence[CacheEntry], width: int | None, *, hints: bool = False) -> list[list[Cell]]:
-    """Return the names of the columns and a row per entry, followed by its problem, if any; nothing without entries."""
+    """Return a header and a row per entry, followed by its problem, if any; [] without entries."""
     if not entries:
         return []
     now = datetime.datetime.now(datetime.UTC)

@@ -25,8 +25,8 @@ EXAMPLES = (
     Example("rbtool check ./cartpole", "exit code 3 if there are errors"),
     Example("rbtool check ./cartpole.h5 --fail-on error --json", "a checkpoint, as JSON"),
     Example("rbtool check ./cartpole ./cartpole.h5", "several, one after the other"),
-    Example("rbtool check ./cartpole --profile form", "the form alone, without rules about behaviour"),
-    Example("rbtool check ./cartpole --no-data", "metadata and sizes of files, in a moment"),
+    Example("rbtool check ./cartpole --profile form", "only the form, without rules about behaviour"),
+    Example("rbtool check ./cartpole --no-data", "only metadata and file sizes; takes a moment"),
     Example("rbtool check ./cartpole --format sarif", "for a CI server; also junit and github"),
     Example("rbtool check --rules", "what is checked"),
 )
@@ -66,35 +66,37 @@ def check(
     datasets: SomeDatasets = None,
     *,
     out: Output,
-    fail_on: Annotated[FailOn, typer.Option("--fail-on", help="What exit code 3 is for.")] = FailOn.ERROR,
+    fail_on: Annotated[
+        FailOn, typer.Option("--fail-on", help="The least severity that makes the check fail, with exit code 3.")
+    ] = FailOn.ERROR,
     rules: Annotated[bool, typer.Option("--rules", help="List the rules, and check nothing.")] = False,
     profile: Annotated[
         Profile | None,
         typer.Option(
             "--profile",
-            help="Rules beside those about form: form: none; data: about episodes, rewards and metadata; robot: about "
-            "motion, time and pictures; all. Default: data, and robot where there are cameras or a rate.",
+            help="Rules to run. form: only those about the form; data: also about episodes, rewards and metadata; "
+            "robot: also about motion, time and images; all. Default: data, and robot if there are cameras or a rate.",
         ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not some.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Decode all frames of kept videos, not a sample.")] = False,
     no_data: Annotated[
         bool,
-        typer.Option("--no-data", help="Read metadata alone, and the sizes of files: no rows and no pictures."),
+        typer.Option("--no-data", help="Read only metadata and file sizes, no rows and no images."),
     ] = False,
     thresholds: Annotated[
         str | None,
-        typer.Option("--thresholds", metavar="FILE", help="Thresholds of the rules about behaviour, in TOML."),
+        typer.Option("--thresholds", metavar="FILE", help="A TOML file with thresholds of the rules about behaviour."),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option("--baseline", metavar="FILE", help="Accept the findings in what --json printed before."),
+        typer.Option("--baseline", metavar="FILE", help="Accept the findings that an earlier --json wrote to FILE."),
     ] = None,
     form: Annotated[
         Format,
         typer.Option(
             "--format",
-            help="Write the findings as text; as json, like --json; as junit or sarif, which CI servers read; as "
-            "github, annotations of a workflow; or as a markdown table.",
+            help="How to write findings: text; json, like --json; junit or sarif, for CI servers; github, as "
+            "annotations of a workflow; markdown, as a table.",
         ),
     ] = Format.TEXT,
     root: Root = None,
@@ -103,10 +105,10 @@ def check(
 ) -> int:
     """Check a dataset or a checkpoint against every rule of TED, or a raw dataset before it is converted.
 
-    Reads everything: files against their digests, rows against the rules. Looks also for what spoils training though
-    the form is right, such as stuck joints, frozen cameras or copies of episodes; these are warnings, with the command
-    that mends it. Problems are listed on stdout, one per line. Of several datasets -q prints those that fail, and the
-    exit code is the highest.
+    Reads everything: files against their digests, rows against the rules. Data that has the right form but spoils
+    training, such as stuck joints, frozen cameras or copies of episodes, gives warnings, with the command that mends
+    it. Problems are listed on stdout, one per line. With several datasets, -q prints those that fail, and the exit code
+    is the highest.
     """
     if rules:
         _show_rules(datasets, out)
@@ -139,7 +141,7 @@ def check(
 
     try:
         code = of_each("check", require_datasets(datasets), root, out, check_one, failed=results.__setitem__)
-    except Exception:  # a server that reads the document learns why nothing was checked
+    except Exception:  # the document says why nothing was checked
         written()
         raise
     written()
@@ -190,7 +192,7 @@ def _kind(finding: Finding) -> tuple[str, ...]:
 
 
 def _finding_rows(same: Sequence[Finding]) -> Iterator[Line]:
-    """Yield a row for each of the first findings of a rule, one for the number of the others, and why they matter."""
+    """Yield a row for each of the first findings of a rule, one that counts the rest, and one with their reason."""
     severity, rule, name = _kind(same[0])
     one_way = len({finding.mend for finding in same}) == 1
     for text in first_of([one.message if one_way else _joined(one.message, one.mend) for one in same]):
@@ -219,7 +221,7 @@ def _failure(error: Exception) -> str:
 
 
 def _junit(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
-    """Write a suite a dataset, and a case a rule with findings; those that do not fail are output of a case."""
+    """Write JUnit XML: a suite per dataset, a case per rule with findings. Warnings that do not fail are its output."""
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
     suites = Element("testsuites", name="rbtool check")
@@ -246,7 +248,7 @@ def _junit(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) 
 
 
 def _sarif(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
-    """Write SARIF 2.1.0: one run, with the rules that have findings; a location is the path of a dataset."""
+    """Write SARIF 2.1.0: one run, with the rules that have findings. Locations are the paths of datasets."""
     import json
     from urllib.parse import quote
 
@@ -293,7 +295,7 @@ _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def _github(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
-    """Write a workflow command a finding."""
+    """Write a GitHub workflow command for each finding."""
     lines = []
     for name, result in results.items():
         if isinstance(result, Exception):
@@ -308,12 +310,12 @@ def _github(results: Mapping[str, CheckResult | Exception], warnings_fail: bool)
 
 
 def _escaped(text: str, more: str = "") -> str:
-    """Escape what ends a part of a workflow command."""
+    """Percent-encode the characters that would end a part of a workflow command: line ends, `%` and `more`."""
     return "".join(f"%{ord(letter):02X}" if letter in f"%\r\n{more}" else letter for letter in text)
 
 
 def _markdown(results: Mapping[str, CheckResult | Exception], warnings_fail: bool) -> str:
-    """Write a heading a dataset, and a table of its findings."""
+    """Write a heading for each dataset, and a table of its findings."""
     parts = []
     for name, result in results.items():
         if isinstance(result, Exception):

@@ -22,16 +22,18 @@ SAVE_EXAMPLES = (
     Example("rbtool checkpoint save ./cartpole ./cartpole-saved.h5 --as h5 --compression gzip", "one HDF5 file"),
     Example(
         f"rbtool checkpoint save {STORED} ./flat --as flat",
-        "episodes without repeated rows",
+        "each observation once, whole episodes",
     ),
-    Example("rbtool checkpoint save ./cartpole ./theirs --as flat --for torchrl", "for its FlatStorageCheckpointer"),
+    Example("rbtool checkpoint save ./cartpole ./theirs --as flat --for torchrl", "for TorchRL to load"),
 )
 LOAD_EXAMPLES = (
-    Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, the same digest"),
+    Example("rbtool checkpoint load ./cartpole.h5 ./again", "a dataset folder again, with the same digest"),
     Example("rbtool checkpoint load ./cartpole.h5 ./small --layout packed", "smaller, and faster to draw from"),
-    Example("rbtool checkpoint load ./torchrl ./dataset", "a dataset of what TorchRL saved"),
+    Example("rbtool checkpoint load ./torchrl ./dataset", "a dataset from a checkpoint that TorchRL saved"),
 )
-VERIFY_EXAMPLES = (Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "every value; 3 if one differs"),)
+VERIFY_EXAMPLES = (
+    Example("rbtool checkpoint verify ./cartpole.h5 ./cartpole", "compare every value; exit code 3 if one differs"),
+)
 
 _DESCRIPTIONS = {"episodes_text": ("text of episodes", "differs")}
 _Checkpoint = Annotated[str, typer.Argument(metavar="CKPT", help="The checkpoint: a folder, or an HDF5 file.")]

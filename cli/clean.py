@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from ..core.verbs.clean import CleanResult
 
 EXAMPLES = (
-    Example("rbtool clean ./cartpole ./clean --dry-run", "what findings propose, and why; nothing is written"),
-    Example("rbtool clean ./cartpole ./clean", "do all of it"),
-    Example("rbtool clean ./cartpole ./chosen --drop nan,stuck --dedupe near --min-length 10", "only some of it"),
-    Example("rbtool clean ./cartpole ./trimmed --trim-idle --json", "rest at the ends of episodes; as JSON"),
+    Example("rbtool clean ./cartpole ./clean --dry-run", "show the proposed changes and why; write nothing"),
+    Example("rbtool clean ./cartpole ./clean", "make all proposed changes"),
+    Example("rbtool clean ./cartpole ./chosen --drop nan,stuck --dedupe near --min-length 10", "only some of them"),
+    Example("rbtool clean ./cartpole ./trimmed --trim-idle --json", "cut off idle ends of episodes; as JSON"),
 )
 _COLOURS: dict[str, Any] = {"drop": "red", "trim": "yellow", "fix": "green"}
 
@@ -36,10 +36,11 @@ def clean(
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(CleanOptions)],
 ) -> None:
-    """Apply what the findings of rbtool check propose, and write a new dataset.
+    """Write a new dataset with the changes that the findings of rbtool check propose.
 
-    Without --drop, --dedupe, --min-length, --trim-idle and --fix everything is done that findings propose, other than
-    leaving out most episodes for one reason. DATASET may be of another library; DEST is TED. What remains is listed.
+    Without --drop, --dedupe, --min-length, --trim-idle and --fix, all proposed changes are made, except those that
+    would leave out most episodes for one reason. DATASET may be in the format of another library; DEST is TED. Findings
+    that remain are listed.
     """
     from ..core.verbs.clean import clean as run
 
@@ -67,4 +68,4 @@ def lines(result: CleanResult, width: int | None) -> list[Line]:
     for (what, rule, name), same in groupby(found, key=lambda one: one[:3]):
         texts = first_of([text for *_, text in same])
         rows += [[Styled(what, _COLOURS.get(what, "dim")), Styled(rule, "bold"), name, text] for text in texts]
-    return list(Table(rows).lines(width)) if rows else [["nothing was found that is to be changed"]]
+    return list(Table(rows).lines(width)) if rows else [["nothing to change was found"]]

@@ -1,8 +1,8 @@
-"""Completion in bash, zsh and fish: what can follow the words that are typed so far.
+"""Completion in bash, zsh and fish: the words that can follow those typed so far.
 
-The scripts run `rbtool` with `_RBTOOL_COMPLETE` set to the shell and `_RBTOOL_LINE` to the text before the cursor. No
-request is made, and no module is imported that reads data: names of verbs take one table, and everything else the
-module of one verb.
+The completion scripts run `rbtool` with `_RBTOOL_COMPLETE` set to the shell and `_RBTOOL_LINE` to the text before the
+cursor. Completion has to be fast: it uses no network, and imports a table of the verbs, at most the module of one verb,
+and nothing that reads data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPECIAL = re.compile(r"[^\w@%+=:,./-]")
 """Characters that have a meaning in bash."""
 
 _MOST = 500
-"""How many stored datasets are listed."""
+"""The most stored datasets that are listed."""
 
 _BASH = r"""
 _rbtool() {
@@ -65,11 +65,11 @@ SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def complete(environment: Mapping[str, str]) -> str:
-    """Return what can follow the line in the environment, one word a line; "" leaves the shell to offer files."""
+    """Return the words that can follow the line in `environment`, one per line; for "", the shell offers files."""
     line = environment.get(_LINE, "")
     words, current, quoted = _split(line)
     found = [one for one in candidates(words[1:], current) if one.startswith(current) and one.isprintable()]
-    if environment[SHELL_VARIABLE] == "bash" and not quoted:  # it replaces what follows the last break of the word
+    if environment[SHELL_VARIABLE] == "bash" and not quoted:  # bash replaces only the part after the last break
         breaks = [mark for mark in ":=" if mark in environment.get("_RBTOOL_BREAKS", "")]
         kept = 1 + max((current.rfind(mark) for mark in breaks), default=-1)
         found = [_SPECIAL.sub(r"\\\g<0>", one[kept:]) for one in found]
@@ -77,7 +77,7 @@ def complete(environment: Mapping[str, str]) -> str:
 
 
 def _split(line: str) -> tuple[list[str], str, bool]:
-    """Split a line into its whole words, the one under the cursor, and whether quotation marks or escapes are in it."""
+    """Split a line into its complete words, the word under the cursor, and whether that has quotes or escapes."""
     for end in ("", '"', "'"):
         try:
             *words, current = shlex.split(f"{line}_{end}")
@@ -89,7 +89,7 @@ def _split(line: str) -> tuple[list[str], str, bool]:
 
 
 def candidates(words: Sequence[str], current: str) -> Iterable[str]:
-    """Return the words that can follow `words`, the name of the program left out, in place of `current`."""
+    """Return the words that can replace `current` after `words`, which lack the name of the program."""
     if words[:1] == ["help"]:
         words = words[1:]
     path = in_order(words, GROUPS)
@@ -107,7 +107,7 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
     from .options import add_verb
 
     part = typer.Typer()
-    add_verb(part, path[0])  # the only module that is needed for it
+    add_verb(part, path[0])  # imports the module of this verb only
     command: Any = typer.main.get_group(part)
     command = command.commands[path[0]]
     if verb.group:
@@ -120,7 +120,11 @@ def candidates(words: Sequence[str], current: str) -> Iterable[str]:
 
 
 class _Parsed(NamedTuple):
-    """The words of a verb so far: its options and arguments, and the option that waits for its value."""
+    """The words typed after a verb: its possible options and arguments, those given, and the option without a value.
+
+    `options` are by flag; `values` are the given values by first flag; `open` is the option whose value comes next, or
+    None.
+    """
 
     options: dict[str, Any]
     arguments: list[Any]
@@ -154,7 +158,7 @@ class _Parsed(NamedTuple):
         return cls(options, arguments, given, values, waiting)
 
     def following(self, current: str) -> Iterable[str]:
-        """Return what can be in the place of `current`."""
+        """Return the words that can replace `current`."""
         if self.open is not None:
             return self._values_of(self.open, current)
         name, equals, value = current.partition("=")
@@ -169,7 +173,7 @@ class _Parsed(NamedTuple):
         return self._values_of(self.arguments[0 if several else position], current)
 
     def _values_of(self, parameter: Any, current: str) -> Iterable[str]:
-        """Return the values of an option or argument: its choices, or those that its name in the help page means."""
+        """Return possible values of an option or argument: its choices, or what its metavar (DATASET, …) stands for."""
         choices = parameter.type_descriptor.annotation
         for kind in (choices, *get_args(choices)):
             if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -207,7 +211,7 @@ class _Parsed(NamedTuple):
 
 
 _DATASETS = frozenset({"A", "B", "NAME...", "PATTERN"})
-"""Names of arguments, next to those that start with DATASET, that are datasets."""
+"""Metavars that stand for datasets, besides those that start with DATASET."""
 
 
 def _root(given: str | None) -> Path | None:
@@ -244,7 +248,7 @@ def _nearby() -> list[str]:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    try:  # plainly, for speed; of a FIFO, completion would not come back
+    try:  # a plain read, for speed; `is_file` excludes a FIFO, which would block
         found = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
@@ -262,7 +266,7 @@ def _sources(current: str, root: Path | None) -> list[str]:
 
 
 def _known_ids(source: str, root: Path | None) -> list[str]:
-    """Return the ids of the datasets of a source, as they were last listed, and its example."""
+    """Return the ids of the datasets of a source, as they were last listed; without a listing, its example."""
     from ..core.declarations import declared
 
     listings = (root / source / ".catalogue").glob("*.json") if root is not None else ()
@@ -286,7 +290,7 @@ _PLACES = {
     "zsh": (".zfunc/_rbtool", ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
     "fish": (".config/fish/completions/rbtool.fish", "", ""),
 }
-"""For each shell, below the home folder: the file of the script, and the file and line that load it."""
+"""For each shell: the file of the script and the startup file, below the home folder, and the line that loads it."""
 
 
 def install(shell: str) -> Path:
@@ -300,7 +304,7 @@ def install(shell: str) -> Path:
     fs.make_folder(place.parent)
     fs.replace_file(place, SCRIPTS[shell].lstrip().encode())
     if profile:
-        loaded = (home / profile).resolve()  # it is often a link into a repository of such files
+        loaded = (home / profile).resolve()  # often a symbolic link into a repository of dotfiles
         there = read_regular(loaded) if loaded.exists() else b""
         if line.encode() not in there:
             descriptor = fs.open_to_append(loaded)

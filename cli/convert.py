@@ -26,9 +26,9 @@ EXAMPLES = (
     ),
     Example(
         f"rbtool convert ./{SOURCE}/pendulum/random-v0 ./swing --num-workers 2 --resume",
-        "in two processes; after a crash, only what is not finished yet",
+        "in two processes; after a crash, continue with what is not finished",
     ),
-    Example("rbtool convert ./cartpole ./small --layout packed", "the same in less room, and faster to draw from"),
+    Example("rbtool convert ./cartpole ./small --layout packed", "the same data, smaller and faster to sample from"),
     Example(
         f"rbtool convert ./{SOURCE}/tuple/trunc-v0 ./tuple --dry-run --json",
         "what would be written, as JSON",
@@ -46,12 +46,12 @@ def convert(
 ) -> None:
     """Turn a dataset on this machine into TED.
 
-    Reads datasets of other libraries, which rbtool list --formats names; and datasets in TED and checkpoints, to put
-    them into another layout. DEST appears when it is complete, or not at all.
+    Reads the formats of other libraries (rbtool list --formats) and, to change their layout, TED datasets and
+    checkpoints. DEST appears when it is complete, or not at all.
     """
     from ..core.verbs.convert import convert as run
 
-    # Ray prints about its workers.
+    # Ray prints about its workers to stdout, which is for the result only.
     apart = stdout_to_stderr() if options["engine"] == "ray" else contextlib.nullcontext()
     with apart:
         result = out.run(run, path, dest, **options)

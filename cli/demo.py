@@ -22,7 +22,7 @@ EXAMPLES = (Example("rbtool demo", "into ./rbtool-demo; about half a minute"),)
 @verb("demo", EXAMPLES)
 def demo(
     folder: Annotated[
-        str, typer.Argument(metavar="[FOLDER]", help="Where to put everything; a new folder, or the one of a demo.")
+        str, typer.Argument(metavar="[FOLDER]", help="Where to put everything; a new folder, or an earlier demo's.")
     ] = "rbtool-demo",
     *,
     out: Output,
@@ -30,8 +30,8 @@ def demo(
     """See every step at work, on episodes recorded on the spot.
 
     Plays CartPole and Pendulum, converts, inspects, preprocesses, checks, saves, samples, survives a kill -9, trains a
-    clone and writes a report. Prints the commands of one of the two and what each of them proves; with -v both, and
-    their results. No network.
+    clone and writes a report. Prints the commands for CartPole and what each of them proves; with -v also those for
+    Pendulum, and all results. Needs no network.
     """
     from ..core.verbs.demo import demo as run
 
@@ -40,7 +40,7 @@ def demo(
 
 
 class _Screen:
-    """Prints the commands of the first dataset, and what they prove; with -v all of them, and their results."""
+    """Prints the commands for the first dataset and what they prove; with -v, those for all, and their results."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -58,7 +58,7 @@ class _Screen:
             self._out.say(Styled(f"$ {line}", "bold"))  # not wrapped: people copy it
 
     def proved(self, sentence: str, *results: Any) -> None:
-        """Print what the commands prove; their results are rendered as the modules of their verbs do."""
+        """Print what the commands prove; with -v also their results, as the modules of their verbs render them."""
         if not self._is_shown():
             return
         if self._out.verbose:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 EXAMPLES = (
     Example(
         "rbtool convert ./cartpole ./small --layout packed && rbtool diff ./cartpole ./small",
-        "the same data in two layouts are equal",
+        "the same data in two layouts is equal",
     ),
     Example(
         "rbtool preprocess ./cartpole --episodes 1: --dest ./tail && (rbtool diff ./cartpole ./tail; test $? = 3)",
-        "what is in one only; exit code 3",
+        "an episode that only one of them has; exit code 3",
     ),
     Example("rbtool diff ./cartpole ./cartpole --rtol 1e-6 --json", "with a tolerance, as JSON"),
 )
@@ -37,17 +37,17 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="The dataset to compare it with.")],
     *,
     out: Output,
-    rtol: Annotated[float, typer.Option("--rtol", metavar="X", help="Relative tolerance. Default: bits.")] = 0.0,
-    atol: Annotated[float, typer.Option("--atol", metavar="X", help="Absolute tolerance. Default: bits.")] = 0.0,
+    rtol: Annotated[float, typer.Option("--rtol", metavar="X", help="Relative tolerance. Default: equal bits.")] = 0.0,
+    atol: Annotated[float, typer.Option("--atol", metavar="X", help="Absolute tolerance. Default: equal bits.")] = 0.0,
     ignore_order: Annotated[
-        bool, typer.Option("--ignore-order", help="Order and numbers of episodes do not count.")
+        bool, typer.Option("--ignore-order", help="Ignore the order and the numbers of episodes.")
     ] = False,
     root: Root = None,
 ) -> int | None:
-    """Compare two datasets: fields, episodes by their content, and values.
+    """Compare two datasets: their fields, episodes and values.
 
-    Episodes are matched by their rows, at any place; those without an equal one by their number. The exit code is
-    3 if the datasets differ.
+    Episodes with equal rows are matched wherever they are, and the others by their number. The exit code is 3 if the
+    datasets differ.
     """
     from ..core.verbs.diff import diff as run
 

@@ -29,18 +29,16 @@ EXAMPLES = (
     ),
     Example(
         f"rbtool download {SOURCE}:{EXAMPLE_SOURCE.example[0]} --dry-run",
-        "how much there is to fetch, and the room for it",
+        "how much would be fetched, and the free space",
     ),
     Example(
         f"rbtool download {SOURCE} cartpole/scripted-v0 --local",
         f"from the local {EXAMPLE_SOURCE.title} cache, without the network",
     ),
-    Example(
-        "rbtool download d4rl hopper-medium-v2 --dry-run", "one of D4RL's datasets: neither gym nor d4rl is needed"
-    ),
+    Example("rbtool download d4rl hopper-medium-v2 --dry-run", "a D4RL dataset; needs neither gym nor d4rl"),
     Example(f"rbtool download {SOURCE}:pendulum/random-v0 --local --episodes 0:3", "only some of its episodes"),
     Example(
-        "rbtool download hf://me/cartpole", "the same files that rbtool upload put there; hf:me/cartpole from then on"
+        "rbtool download hf://me/cartpole", "a dataset that rbtool upload put there; its name here is hf:me/cartpole"
     ),
     Example(
         f'rbtool inspect "$(rbtool download {SOURCE} cartpole/scripted-v0 --local -q)" --json',
@@ -67,9 +65,9 @@ def download(
 ) -> None:
     """Fetch a dataset, verify it, and store it as TED.
 
-    It is stored as SOURCE/ID below the root, and is named SOURCE:ID from then on. What was fetched before is not
-    fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that was uploaded
-    to the Hugging Face hub, which comes as it is.
+    The dataset is stored as SOURCE/ID below the root, and its name is SOURCE:ID. Files that were fetched before are not
+    fetched again, and an interrupted download resumes where it stopped. hf://OWNER/NAME is a dataset that rbtool upload
+    put on the Hugging Face hub; its files are stored unchanged.
     """
     from ..core.format.locate import substitution_text
     from ..core.verbs.download import download as run
@@ -84,7 +82,7 @@ def download(
 def _show_fetch(out: Output, result: DownloadResult) -> None:
     fetch = result.fetch
     if fetch is not None and result.dry_run:
-        there = f" ({size(fetch.bytes_present)} of it is there already)" if fetch.bytes_present else ""
+        there = f" ({size(fetch.bytes_present)} of it present)" if fetch.bytes_present else ""
         files = f"{counted(fetch.files, 'file')}, {size(fetch.bytes)}"
         out.summary(f"to fetch: {files} from {result.fetched_from}{there}; {size(fetch.bytes_free)} free")
     if result.originals is not None:

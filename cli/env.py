@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ..core.verbs.env import EnvResult
 
 EXAMPLES = (
-    Example("rbtool env", "what to paste into a report of a bug"),
-    Example("rbtool env --json | jq -r .packages.torch", "one of the versions"),
+    Example("rbtool env", "text to paste into a bug report"),
+    Example("rbtool env --json | jq -r .packages.torch", "the version of one package"),
 )
 
 
 @verb("env", EXAMPLES)
 def env(*, out: Output) -> None:
-    """Show versions, extras, folders and variables, for a report of a bug.
+    """Show versions, extras, folders and environment variables, for a bug report.
 
     Uses no network. Values of variables that look secret are not shown.
     """

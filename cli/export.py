@@ -19,12 +19,12 @@ EXAMPLES = (
         f"a folder that {EXAMPLE_SOURCE.title} opens",
     ),
     Example("rbtool export ./cartpole ./cartpole.npz --episodes 0:10", "some episodes for NumPy"),
-    Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas and its like"),
+    Example(f"rbtool export {STORED} ./steps.parquet", "a table of the steps, for pandas or Polars"),
     Example("rbtool export ./cartpole ./table --to parquet", "steps and episodes, for datasets.load_dataset"),
     Example("rbtool export ./cartpole ./lerobot --to lerobot --fps 50", "for LeRobot, at 50 steps a second"),
     Example(
         "rbtool export ./cartpole ./named --to lerobot --fps 50 --robot-type cart --names action=push",
-        "with names of what the numbers are",
+        "with names for the components of an action",
     ),
     Example("rbtool export ./cartpole ./plain.h5 --dry-run --json", "what would be written, as JSON"),
 )
@@ -40,9 +40,9 @@ def export(
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(ExportOptions)],
 ) -> None:
-    """Write a dataset in a format of other tools.
+    """Write a dataset in the format of another tool.
 
-    Values and element types are kept; what a format cannot store is listed. DEST appears when it is complete, or not
+    Values and dtypes are kept; fields that a format cannot store are listed. DEST appears when it is complete, or not
     at all.
     """
     from ..core.verbs.export import export as run

@@ -22,7 +22,7 @@ from .output import STDOUT, Output, detach
 EXIT_CODES = """Exit codes:
   0    success, also when the reader of a pipe has closed it
   1    failed
-  2    usage: unknown command or option, or a value that makes no sense
+  2    usage: unknown command or option, or an invalid value
   3    a check or a comparison found problems
   4    not found
   5    network or authorisation
@@ -40,11 +40,11 @@ _NO_MEMORY = re.compile(
 _AMOUNT = re.compile(r"\b\d[\d.,]*\s?(?:[KMGTPE]?i?B|bytes)\b")
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ADVICE = {
-    errno.EIO: "the disk or the file server failed: look at it, and run it again",
-    errno.ESTALE: "the file server has another file there now: run it again",
+    errno.EIO: "the disk or the file server failed: check it, then run the command again",
+    errno.ESTALE: "the file server has another file there now: run the command again",
     errno.EROFS: "mount it for writing, or choose another place",
     errno.EXDEV: "the two places are on different file systems: choose another place",
-    errno.ETIMEDOUT: "the file server does not answer: run it again when it does",
+    errno.ETIMEDOUT: "the file server does not answer: run the command again when it does",
 }
 """What to do about errors of the system, by number."""
 _REPLACED = re.compile(r"(?<![^/\s])\.(?P<name>[^/\s]+)\.\d+\.new\b")
@@ -84,7 +84,10 @@ def report(error: BaseException, out: Output) -> int:
 
 
 def as_given(text: str, words: Sequence[str]) -> str:
-    """Write the paths in `text` as `words`, the arguments of the command, name them or the folders they are in."""
+    """Replace absolute paths in `text` by the relative names that `words`, the arguments of the command, have for them.
+
+    A user who types `./data` sees `./data/action.memmap` in an error, not `/home/me/project/data/action.memmap`.
+    """
     found: dict[str, str] = {}
     with contextlib.suppress(OSError, ValueError):  # the current folder is gone
         for word in words:
@@ -119,7 +122,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _of_others(error: BaseException) -> Failure:
-    """Describe an error that is not one of ours, without the hint among its notes."""
+    """Describe an error that is not an RbtoolError, without the hint among its notes."""
     kind = type(error).__name__
     if isinstance(error, KeyboardInterrupt):
         return Failure("Interrupted", "interrupted", "", 130)
@@ -139,7 +142,7 @@ def _of_others(error: BaseException) -> Failure:
 
 
 def _noted(error: BaseException) -> str:
-    """Return the hint among the notes of an error that is not one of ours; "" for none."""
+    """Return the hint among the notes of an error that is not an RbtoolError; "" for none."""
     notes = (note for note in getattr(error, "__notes__", ()) if note.startswith("hint: "))
     return next(notes, "").removeprefix("hint: ")
 
@@ -173,7 +176,7 @@ def _of_system(error: OSError) -> Failure:
 
 
 def final_names(message: str) -> str:
-    """Write the places at which results will be in the place of the hidden ones where `Staging` builds them."""
+    """Replace the hidden paths in which `Staging` builds results by their destinations."""
 
     def final(found: re.Match[str]) -> str:
         name, inside = found["name"], found["inside"] or ""
@@ -187,7 +190,7 @@ _ELSEWHERE = {
     "--frame-stack": "datasets store each frame once, and stacks are made as they are read: rbtool sample "
     "--frame-stack N, or the transform rbtool.StoredFrameStack(N, KEY) of a buffer"
 }
-"""Options that other verbs have, and why."""
+"""Options that users look for in a verb that lacks them, and the alternative."""
 
 
 def _usage(error: Any) -> Failure:
@@ -198,20 +201,20 @@ def _usage(error: Any) -> Failure:
     if context and _extra(error) and any("--dest" in one.opts for one in context.command.params):
         hint = f"the destination is an option: --dest DEST; {hint}"
     if context and _extra(error) and context.command.name == "convert":
-        hint = f"quote a pattern, which the shell else replaces by all names: 'runs/*.csv'; {hint}"
+        hint = f"quote a pattern, or the shell replaces it by all matching names: 'runs/*.csv'; {hint}"
     if (elsewhere := _ELSEWHERE.get(getattr(error, "option_name", ""))) is not None:
         hint = f"{elsewhere}; {hint}"
     return Failure("UsageError", message, hint, 2)
 
 
 def _extra(error: Any) -> str:
-    """Return a line that names the words for which a verb has no argument; "" for any other error."""
+    """Return a sentence that names superfluous arguments; "" for any other error."""
     found = re.match(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", error.format_message(), re.DOTALL)
     return f"too many arguments: {found[1]}" if found else ""
 
 
 def _missing(error: Any) -> str:
-    """Return a line that names a missing option and its choices; "" for any other error."""
+    """Return a sentence that names a missing option and its choices; "" for any other error."""
     option: Any = getattr(error, "param", None)
     if type(error).__name__ != "MissingParameter" or option is None or option.param_type_name != "option":
         return ""
@@ -244,7 +247,7 @@ def watch_signals() -> None:
 
 
 def allow_open_files() -> None:
-    """Raise the limit on open files that a shell sets to what the system allows: each column of a dataset has one."""
+    """Raise the soft limit on open files as far as the system allows: each column of a dataset is a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -32,8 +32,8 @@ def frames(
 ) -> None:
     """Write the images of an episode as a video, or as a sheet.
 
-    A .png shows up to 40 frames side by side, or a single step as it is. Grey and RGB, channels first or last; of
-    stacked frames the newest. FILE appears when it is complete, or not at all.
+    A .png shows up to 40 frames side by side, or a single step in its own size. Images may be grey or RGB, with
+    channels first or last; of stacked frames, the newest is shown. FILE appears when it is complete, or not at all.
     """
     from ..core.verbs.frames import frames as run
 

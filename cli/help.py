@@ -18,7 +18,7 @@ from ..core.errors import did_you_mean
 EXAMPLE_SOURCE = example_source()
 SOURCE = EXAMPLE_SOURCE.name
 STORED = f"{SOURCE}:cartpole/scripted-v0"
-"""The source, and a stored dataset, that examples name."""
+"""The stored dataset that examples use."""
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 COMMON = {
@@ -173,13 +173,14 @@ def _offer_near(error: Any) -> None:
 
 
 def _convert_lightly(parameters: Iterable[Any]) -> None:
+    """Give parameters a conversion that needs no pydantic, which takes 0.1 s to import."""
     for parameter in parameters:
         if getattr(parameter, "_runtime_param", parameter) is None:
             parameter._runtime_param = _Conversion()
 
 
 class _Conversion:
-    """Converts simple types. The conversion of Typer imports pydantic, which takes 0.1 s."""
+    """Converts text to numbers and choices."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the value if it has the wanted type, else convert it; other types are left to Typer."""
@@ -195,7 +196,7 @@ class _Conversion:
 
 
 def _converted(value: str, wanted: type[Any], param: Any, ctx: Any) -> Any:
-    """Convert text to a number or a choice; BadParameter names what is expected."""
+    """Convert text to a number or a choice; raise BadParameter, with what is expected, for anything else."""
     try:
         return wanted(value)
     except ValueError:

@@ -127,7 +127,7 @@ def _field_rows(fields: tuple[FieldView, ...]) -> Iterator[Line]:
 
 
 def _likeness(position: int, field: FieldView) -> tuple[Any, ...]:
-    """Return the grouping key of a leaf: equal for flags that share a row, unique for anything else."""
+    """Return the grouping key of a leaf: equal for flags that share a row, unique for other leaves."""
     return (field.key[:-1], field.dtype, field.shape) if field.role == "done" else (position,)
 
 
@@ -262,7 +262,7 @@ EXAMPLES = (
     ),
     Example("rbtool inspect ./cartpole.h5 --json", "a checkpoint, as JSON"),
     Example(f"rbtool inspect ./cartpole '{SOURCE}:*'", "several: each one after the other"),
-    Example("rbtool inspect hf://me/cartpole --streaming", "a dataset on a hub, of which one shard is fetched"),
+    Example("rbtool inspect hf://me/cartpole --streaming", "a dataset on a hub; fetches one shard"),
     Example("rbtool inspect ./log.csv", "a table: its columns, and a command that converts it"),
     Example("rbtool inspect ./run.mcap --write-map map.toml", "a robot log: topics, rates, clocks, and a map to edit"),
 )
@@ -285,23 +285,24 @@ def inspect(
     cache_size: CacheSize = None,
     write_map: Annotated[
         Path | None,
-        typer.Option("--write-map", metavar="FILE", help="Write the map that is proposed as TOML, for --map FILE."),
+        typer.Option("--write-map", metavar="FILE", help="Write the proposed map as a TOML file, for --map FILE."),
     ] = None,
     raw: ReaderOptions,
 ) -> int:
     """Show what is in a dataset, a checkpoint or a raw dataset.
 
-    Reads metadata only, so the time does not depend on the size of the dataset. Of a table in no known format (HDF5,
-    npz, npy, CSV, Parquet) the columns are shown, with a command that would convert it; of a robot log the topics, with
-    their rates and clocks. Of a stream one shard is fetched.
+    Reads metadata only, so the time does not depend on the size of the dataset. For a table in an unknown format (HDF5,
+    npz, npy, CSV, Parquet), shows the columns and a command that would convert it; for a robot log, the topics with
+    their rates and clocks. For a stream, fetches one shard.
     """
     from ..core.verbs.inspect import inspect as run
     from ..core.verbs.inspect import write_proposed_map
 
     if streaming:
-        for name, value in {"from": source_format, "episode": episode, "head": head}.items():
+        local = {"from": source_format, "episode": episode, "head": head, "write-map": write_map}
+        for name, value in local.items():
             if value is not None:
-                raise UsageError(f"--{name} is for datasets on this disk, and a stream is not", hint="leave it out")
+                raise UsageError(f"--{name} works only for datasets on this disk, not for streams", hint="leave it out")
         return of_each("inspect", datasets, root, out, functools.partial(_inspect_stream, root, cache_size, raw))
     refuse_stream_options(cache_size, {})
 
@@ -322,7 +323,7 @@ def _show(
     *,
     plain: bool,
 ) -> None:
-    """Show a result; a command to type next is suggested if none but `plain` options are given."""
+    """Show a result. With `plain`, no option for raw datasets was given, and a next command is suggested."""
     from ..core.verbs.inspect import BufferResult, ColumnsResult, EnsembleResult, PartsResult
     from ..core.verbs.mix import MixResult
 
@@ -345,7 +346,7 @@ def _show(
         return
     out.show(result, [str(result.path)], lines)
     if result.episode is not None or not plain:
-        return  # what to type next would need the same options
+        return  # the next command would need the same options
     if result.type == "source":
         out.suggest(f"rbtool convert {shlex.quote(dataset)} DEST")
     elif result.problems:
@@ -355,7 +356,7 @@ def _show(
 
 
 def column_lines(result: ColumnsResult, width: int | None) -> Iterator[Line]:
-    """Return the columns of a file of which no more is known, and the command that would convert it."""
+    """Return the columns of a file in an unknown format, and the command that would convert it."""
     if result.topics:
         yield from _topic_lines(result, width)
     else:
@@ -402,7 +403,7 @@ _NUMBERED = re.compile(r"(.*?)\d+")
 
 
 def _alike(columns: Iterable[ColumnView]) -> Iterator[list[ColumnView]]:
-    """Yield columns, those together that differ in a number at the end of the name and nothing else."""
+    """Group neighbouring columns that differ only in a number at the end of their names: `joint_0`, `joint_1`, …."""
 
     def likeness(item: tuple[int, ColumnView]) -> tuple[Any, ...]:
         position, column = item
@@ -435,13 +436,13 @@ _CONSTANTS, _OPERATIONS = "constants", "operations"
 _MEASURES = "normalize"
 """The operation that measures constants, which are recorded apart from its parameters."""
 _SPEC, _OF_SPEC = "env_spec", ("max_episode_steps", "kwargs")
-"""The spec of a recorded environment, and what is shown of it; `--json` has all."""
+"""The spec of a recorded environment, and the entries of it that are shown; `--json` has all."""
 _MOST = 16
 """The longest list of constants that is shown in full; `--json` has all."""
 
 
 def step_lines(step: Provenance, title: Cell, indent: int, width: int | None) -> Iterator[list[Cell]]:
-    """Return the line of a step of the provenance, which starts with `title`, and the lines of its operations."""
+    """Return the lines of a step of the provenance: one that starts with `title`, then its operations."""
     operations = _operations(step.arguments)
     rest = {name: value for name, value in step.arguments.items() if not operations or name not in _OPERATION_PARTS}
     spec = rest.pop(_SPEC, None)
@@ -497,7 +498,7 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Format a value as one word of the shell, lists and tables of names as options take them."""
+    """Format a value as one shell word; lists and mappings as options take them: `a,b`, `key=value`."""
     if isinstance(value, Mapping):
         value = [f"{name}={_plain(one)}" for name, one in value.items()]
     if isinstance(value, list):
@@ -511,7 +512,7 @@ def _plain(value: Any) -> str:
 
 
 def mixture_lines(result: MixResult, width: int | None) -> Iterator[Line]:
-    """Return a mixture as `inspect` shows it: what it is, then `member_lines`."""
+    """Return a mixture as `inspect` shows it: its totals, then `member_lines`."""
     yield from folded([Styled(str(result.path), "bold"), f"   mixture   {mixture_counts(result)}"], width, 2)
     yield from member_lines(result, width)
     yield from titled("digest", result.content_digest, width)
@@ -561,18 +562,18 @@ def parts_lines(result: PartsResult, width: int | None) -> Iterator[Line]:
 def _inspect_stream(
     root: str | None, cache_size: str | None, options: Mapping[str, Any], dataset: str, out: Output
 ) -> int:
-    """Show what is in a stream."""
+    """Show the contents of a stream."""
     from ..core.verbs.inspect import inspect_stream as run
 
     result = run(dataset, options, root, cache_size)
     out.show(result, [result.address], _stream_lines)
-    if not any(options.values()):  # what to type next would need the same options
+    if not any(options.values()):  # the next command would need the same options
         out.suggest(f"rbtool sample {shlex.quote(dataset)} --streaming")
     return 0
 
 
 def _stream_lines(result: StreamResult, width: int | None) -> Iterator[Line]:
-    """Return how much there is, as far as it is known, what is in the first shard, and the fields."""
+    """Return the totals of a stream, as far as they are known, the size of its first shard, and its fields."""
     counts = [counted(result.shards, "shard")]
     counts += [counted(result.steps, "step")] if result.steps is not None else []
     counts += [counted(result.episodes, "episode")] if result.episodes is not None else []

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     Example("rbtool list", "every stored dataset"),
-    Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name fits a pattern"),
+    Example(f"rbtool list '{SOURCE}:cartpole/*'", "those whose name matches a pattern"),
     Example("rbtool list -q | head -1", "the name of the first one"),
-    Example(f"rbtool list --remote {SOURCE} door", "what can be fetched, by part of a name"),
-    Example("rbtool list --formats", "what can be read and written, and what ends an episode there"),
+    Example(f"rbtool list --remote {SOURCE} door", "datasets that can be fetched, by part of their name"),
+    Example("rbtool list --formats", "formats that can be read or written, and how episodes end in each"),
 )
 
 _LIST_RIGHT = frozenset({1, 2, 3})
@@ -42,10 +42,10 @@ def list_datasets(
     out: Output,
     remote: Annotated[
         str | None,
-        typer.Option("--remote", metavar="SOURCE", help=f"Those that a source offers: {declared_sources()}."),
+        typer.Option("--remote", metavar="SOURCE", help=f"List what a source offers: {declared_sources()}."),
     ] = None,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Ask the remote again, even if the listing is new.")
+        bool, typer.Option("--refresh", help="Fetch the listing of a source again, even if it is recent.")
     ] = False,
     formats: Annotated[bool, typer.Option("--formats", help="List the formats that can be read or written.")] = False,
     root: Root = None,
@@ -79,8 +79,8 @@ def _list_stored(pattern: str | None, out: Output, root: str | None) -> None:
         out.say(f"no datasets in the store: {none} {result.root}")
     if not result.datasets:
         out.summary(
-            "the store holds what rbtool download fetches; a dataset in a folder of your own, where convert, record or "
-            "preprocess wrote it, has no name there: give its path, as in rbtool inspect ./FOLDER"
+            "the store holds what rbtool download fetches; datasets that convert, record or preprocess wrote to other "
+            "folders are named by their path, as in rbtool inspect ./FOLDER"
         )
     if sound:
         out.suggest(f"rbtool inspect {sound[0].name}")
@@ -114,7 +114,7 @@ def _list_formats(out: Output) -> None:
 
 
 def _format_lines(formats: Sequence[ListedFormat], width: int | None) -> list[list[Cell]]:
-    """A format takes a line, and one below it for each thing about it."""
+    """Return a line for each format, followed by a line for each of its properties."""
     lines: list[list[Cell]] = []
     for one in formats:
         facts = {

@@ -37,10 +37,10 @@ def merge(
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(MergeOptions)],
 ) -> None:
-    """Make one dataset of several: the episodes of each, in its order.
+    """Join datasets into one: the episodes of each, in their order.
 
     Episode numbers are kept; if a number occurs twice, all episodes are numbered from 0, and the manifest lists where
-    each comes from. The parts of a split give the dataset back that was split.
+    each comes from. Merging all parts of a split restores the dataset that was split.
     """
     from ..core.verbs.merge import merge as run
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     Example("rbtool migrate train.py --diff", "what would change"),
-    Example("rbtool migrate .", "change the files of a folder, and list what is left"),
-    Example("(rbtool migrate . --check; test $? = 3)", "for CI: exit code 3 if a file is left to be changed"),
+    Example("rbtool migrate .", "change the files of a folder, and list what remains to be done"),
+    Example("(rbtool migrate . --check; test $? = 3)", "for CI: exit code 3 if a file would be changed"),
 )
 
 
@@ -37,8 +37,8 @@ def migrate(
 ) -> int:
     """Make code that imports torchrl.data import rbtool.
 
-    Names move under the names that the code has for them, also out of deep modules and through `import torchrl.data as
-    d`. What rbtool lacks stays TorchRL's and is listed, with what behaves differently and what to look at. Needs
+    Handles aliases, imports from submodules, and `import torchrl.data as d`. Names that rbtool lacks are still imported
+    from TorchRL. They are listed, as are names that behave differently and places to check by hand. Needs
     rbtool[migrate].
     """
     from ..core.verbs.migrate import migrate as run
@@ -46,7 +46,7 @@ def migrate(
     result = out.run(run, paths, dry_run=dry_run or diff or check)
     failed = [file for file in result.files if file.error]
     for file in failed:
-        out.warn(f"{file.path} is left as it is: {file.error}")
+        out.warn(f"{file.path} is left unchanged: {file.error}")
     changed = [file for file in result.files if file.changed]
     if diff:
         for place, kind, text in _note_rows(result):
@@ -73,7 +73,7 @@ def _lines(result: MigrateResult, width: int | None) -> list[list[Cell]]:
 
 
 def _note_rows(result: MigrateResult) -> list[tuple[str, Styled, str]]:
-    """Return a row for each note; what differs comes once, whatever the number of files."""
+    """Return a row for each note; a note that a name behaves differently comes once for all files."""
     rows: dict[str, tuple[str, Styled, str]] = {}
     for file in result.files:
         for note in file.notes:

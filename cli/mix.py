@@ -28,12 +28,12 @@ EXAMPLES = (
     Example(
         "rbtool preprocess ./cartpole --select observation,action,next.reward --dest ./few"
         " && rbtool mix ./cartpole ./few some.toml --by-size --schema union",
-        "by the number of steps; fields that one lacks are zero there, with a mask",
+        "weighted by number of steps; fields that one dataset lacks are zero, with a mask",
     ),
     Example(
         "rbtool preprocess ./cartpole --episodes :2 --dest ./small"
         " && rbtool mix ./cartpole ./small flat.toml --by-size --temperature 5 --dry-run",
-        "small datasets more often than by their size; what would be written",
+        "draw small datasets more often than by their size; show what would be written",
     ),
 )
 
@@ -63,23 +63,24 @@ def mix(
         SchemaName,
         typer.Option(
             "--schema",
-            help="Fields that only some have: refuse them; leave them out; or have zeros and a mask for the others.",
+            help="Fields that only some datasets have. error: refuse them; intersect: leave them out; union: fill them "
+            "with zeros and add a mask.",
         ),
     ] = SchemaName.ERROR,
     root: Root = None,
     force: Force = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Mix datasets for training, without a copy: a small file that load_dataset opens like a dataset.
+    """Mix datasets for training, without copying them: write a small file that load_dataset opens like a dataset.
 
     WEIGHT is the share of the steps that are drawn from a dataset; weights need not add up to 1, and are equal if none
-    is given. A path in the file is relative to its folder. A dataset that is changed later is noticed.
+    is given. Paths in the file are relative to its folder. Opening the file fails if a dataset has changed since.
     """
     from ..core.errors import UsageError
     from ..core.verbs.mix import mix as run
     from ..core.verbs.mix import mixture_file, weighted_names
 
-    mixture_file(dest, datasets)  # first: with the destination in front, a dataset seems to lack its weight
+    mixture_file(dest, datasets)  # first, for the better error where the destination is not the last argument
     names, weights = weighted_names(datasets, root)
     given = [name for name, value in (("--by-size", by_size), ("--by", by), ("explicit weights", weights)) if value]
     if len(given) > 1:
@@ -103,7 +104,7 @@ def mixture_counts(result: MixResult) -> str:
 
 
 def member_lines(result: MixResult, width: int | None) -> Iterator[Line]:
-    """Return the datasets with the share of each, and what is done about fields that differ."""
+    """Return the datasets with the share of each, and how fields that differ are treated."""
     rows: list[Line] = [
         [
             f"  {one.name}",

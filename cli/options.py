@@ -1,4 +1,4 @@
-"""What the verbs share: options, the decorator that makes a function a verb, the summary of a dataset, and logging."""
+"""Code that the verbs share: common options, the `verb` decorator, the summary of a written dataset, and logging."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ColorName = enum.StrEnum("ColorName", {"AUTO": "auto", "ALWAYS": "always", "NEVE
 
 
 def _typed(name: str, about: Option) -> Any:
-    """Return the option of the command line for the field `name`."""
+    """Return Typer's option for the field `name`."""
     flags = (about.flag or f"--{name.replace('_', '-')}").split()
     return typer.Option(*flags, metavar=about.metavar, help=about.help, rich_help_panel=about.panel)
 
@@ -65,7 +65,7 @@ Streaming: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--streaming",
-        help="Fetch shards of hf://OWNER/NAME, s3:// or gs://BUCKET/FOLDER, a URL or SOURCE:ID as they are needed.",
+        help="Fetch shards as they are needed: of hf://OWNER/NAME, s3:// or gs://BUCKET/FOLDER, a URL or SOURCE:ID.",
         rich_help_panel="Streams",
     ),
 ]
@@ -74,7 +74,7 @@ CacheSize: TypeAlias = Annotated[
     typer.Option(
         "--cache-size",
         metavar="SIZE",
-        help="Most that shards take on this disk, like 2GB. Default: $RBTOOL_CACHE_SIZE, else 8 GiB.",
+        help="Disk space for cached shards, like 2GB. Default: $RBTOOL_CACHE_SIZE, else 8 GiB.",
         rich_help_panel="Streams",
     ),
 ]
@@ -90,7 +90,7 @@ def _common(
         str | None, typer.Option("--log-file", metavar="FILE", help="Append all messages to a file.")
     ] = None,
     color: Annotated[
-        ColorName, typer.Option("--color", help="Colours. Default: auto, in terminals.", show_default=False)
+        ColorName, typer.Option("--color", help="When to use colours. Default: auto, in terminals.", show_default=False)
     ] = ColorName.AUTO,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours or moving bars, like $NO_COLOR.")] = False,
     no_progress: Annotated[
@@ -100,7 +100,7 @@ def _common(
         bool, typer.Option("--offline", help="Make no network request, like $RBTOOL_OFFLINE=1.")
     ] = False,
 ) -> Output:
-    """Make the output; the parameters are the options of every verb."""
+    """Make the output of a verb; the parameters are the options that every verb has."""
     if offline:
         os.environ["RBTOOL_OFFLINE"] = "1"  # worker processes inherit it
     colour = "never" if no_color else color.value
@@ -113,7 +113,7 @@ def _common(
 class OptionGroup:
     """The annotation of a parameter that receives several options as a dict, by the names of their `parameters`.
 
-    `sets` has the values of switches that do not mean True.
+    `sets` maps a switch that does not set True to the value that it sets.
     """
 
     parameters: tuple[inspect.Parameter, ...]
@@ -123,7 +123,7 @@ class OptionGroup:
     def of(cls, options: type[VerbOptions], **after: Sequence[inspect.Parameter]) -> OptionGroup:
         """Return the options of a verb, as its class of arguments describes them.
 
-        `after` names a field, and options of the command line alone that follow it on the help page.
+        `after` maps a field to options that follow it on the help page and exist on the command line only.
         """
         types, known = get_type_hints(options), {one.name: one for one in dataclasses.fields(options)}
         described = options.described()
@@ -134,7 +134,7 @@ class OptionGroup:
         )
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that are given as functions take them; those without a value have their defaults there."""
+        """Return the given options as keyword arguments; options that are not given have the function's defaults."""
         found = {one.name: given[one.name] for one in self.parameters if given[one.name] is not None}
         found = {name: self.sets.get(name, value) for name, value in found.items() if name not in self.sets or value}
         return {name: value.value if isinstance(value, enum.Enum) else value for name, value in found.items()}
@@ -174,14 +174,14 @@ def _group_of(parameter: inspect.Parameter) -> OptionGroup | None:
 
 
 _FUNCTIONS: dict[str, tuple[_Function, Sequence[Example]]] = {}
-"""The functions of the verbs whose modules are imported, with examples, by `VERB` or `GROUP VERB`."""
+"""The functions of the imported verbs, with their examples, by `VERB` or `GROUP VERB`."""
 
 
 def verb(name: str, examples: Sequence[Example]) -> Callable[[_Function], _Function]:
-    """Make a function the verb `name`, with the common options; it is called with its own parameters and `out`.
+    """Make a function the verb `name`, which also has the common options.
 
-    A verb of a group has the name of the group before its own. The function returns its exit code, None for 0. What it
-    raises is reported as one sentence.
+    The function is called with its own parameters and `out`, and returns the exit code, None for 0. An exception is
+    reported as one sentence. The name of a verb in a group starts with the name of the group: `cache ls`.
     """
 
     def register(function: _Function) -> _Function:
@@ -268,16 +268,17 @@ def _refuse_empty(given: Mapping[str, Any], parameters: Sequence[inspect.Paramet
 def _flag_of(parameter: inspect.Parameter) -> str | None:
     """Return an option as users type it, None for an argument."""
     parts = getattr(parameter.annotation, "__metadata__", ())
-    # What stands first in an annotation is the default to Typer until it builds the command.
+    # Until it builds the command, Typer keeps the first flag of an option as its `default`.
     found = [part for part in parts if isinstance(part, OptionInfo)]
     names = [str(name) for option in found for name in (option.default, *(option.param_decls or ()))]
     return next((name.partition("/")[0] for name in names if name.startswith("--")), None)
 
 
 def _start_logs(out: Output, file: str | None) -> None:
-    """Send log records and the warnings of other libraries to stderr with `-v`, and to the log file.
+    """Send log records, and the warnings of other libraries, to the log file and, with `-v`, to stderr.
 
-    Records of level WARNING, such as of a server that does not answer, are shown without `-v`, too, but not with `-q`.
+    Records of level WARNING, for example about a server that does not answer, are shown without `-v`, but not with
+    `-q`.
     """
     logger = logging.getLogger("rbtool")
     handlers: list[logging.Handler] = []
@@ -305,7 +306,7 @@ def _start_logs(out: Output, file: str | None) -> None:
 
 
 class _Redacting(logging.Formatter):
-    """Formats records without the tokens and proxies of the environment, and without control characters."""
+    """Formats records without secrets, such as tokens and the passwords of proxies, and without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         from ..core.progress import redact
@@ -333,7 +334,7 @@ _OTHERS = frozenset({_EXPLICIT, _REPEATED, _DROPPED})
 
 
 def show_published(out: Output, result: Published, named: str | None = None, next_command: str | None = None) -> None:
-    """Print the path as the user `named` it; summarise contents, omissions and the next command on stderr."""
+    """Print the path as the user `named` it on stdout, and a summary and the next command on stderr."""
     for line in _summary(result):
         out.summary(*line)
     path = named or str(result.path)
@@ -400,8 +401,8 @@ def short_name(path: Path) -> str:
 
 
 def refuse_stream_options(cache_size: str | None, options: Mapping[str, Any]) -> None:
-    """Raise UsageError for options that only streams have, where none is asked for."""
+    """Raise UsageError for options that only streams have, given without `--streaming`."""
     given = [name for name, value in {"cache_size": cache_size, **options}.items() if value not in (None, False)]
     if given:
         option = given[0].replace("_", "-")
-        raise UsageError(f"--{option} is set, expected with --streaming only", hint="add --streaming, or leave it out")
+        raise UsageError(f"--{option} needs --streaming", hint="add --streaming, or leave it out")

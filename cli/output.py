@@ -1,4 +1,4 @@
-"""The result goes to stdout, everything else to stderr, and only this module writes there.
+"""Output of the command line: results on stdout, everything else on stderr. No other module writes there.
 
 Progress is a moving bar in a terminal, and lines elsewhere.
 """
@@ -36,7 +36,7 @@ STDOUT = "standard output"
 
 _ANSI = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _UPPER, _LOWER = 0b00011011, 0b11100100
-"""The dots of a braille letter, as bits: of its upper half and of its lower half."""
+"""The bits of a braille character that are its upper and its lower dots."""
 _ASCII = str.maketrans(
     {"…": "...", "·": "|", "→": "->", "′": "'", "×": "x", "−": "-", "≥": ">=", "≤": "<="}
     | dict(zip("▁▂▃▄▅▆▇█", "_.:-=+*#", strict=True))
@@ -97,9 +97,10 @@ class Output:
     def show(
         self, result: T, names: Iterable[str], lines: Callable[[T, int | None], Iterable[Line]] | None = None
     ) -> None:
-        """Write the result to stdout: its JSON document, `names` one per line, or `lines(result, width)`.
+        """Write the result to stdout: as a JSON document (`--json`), as `names`, one per line (`-q`), or as `lines`.
 
-        The width is None if stdout is not a terminal: then lines are not wrapped. Without `lines`, it is the names.
+        `lines` is called with the result and the width of the terminal, or None if stdout is not one: then lines are
+        not wrapped. Without `lines`, the names are written.
         """
         self.end_progress()
         self.shown = True
@@ -134,7 +135,7 @@ class Output:
             self._to_stderr(line)
 
     def summary(self, *line: Cell) -> None:
-        """Write to stderr, wrapped, what the JSON document contains as well; not with `--json`."""
+        """Write a line to stderr, wrapped; not with `--json`, because the document contains the same facts."""
         if not self.as_json:
             for part in folded(line, self.stderr_width, 2):
                 self.say(*part)
@@ -265,7 +266,10 @@ class Output:
 
 
 def _json_pieces(document: dict[str, Any]) -> Iterator[str]:
-    """Yield strict JSON; entries that write themselves, because they may be long, come piece by piece."""
+    """Yield strict JSON in pieces. Long entries have a method `json_pieces`, which avoids one large string.
+
+    A random mark takes the place of each long entry in the document, which is split there.
+    """
     from ..core.format.documents import plain
 
     mark, long = secrets.token_hex(16), list[Any]()
@@ -296,7 +300,7 @@ def _json(strict: Any) -> str:
 
 
 def detach(stream: TextIO) -> None:
-    """Point a failed stream to the null device: otherwise the interpreter fails to flush it at exit."""
+    """Redirect a failed stream to the null device: otherwise the interpreter fails to flush it at exit."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
@@ -320,7 +324,7 @@ class NotesOnly(Silent):
 class LineProgress:
     """Writes a line at each tenth of a stage, or one at its end if the total is unknown.
 
-    A stage shorter than a second gets its last line only.
+    In the first second of a stage, only its last line is written.
     """
 
     def __init__(self, write: Callable[[str], None], note: Callable[[str], None]) -> None:
@@ -367,7 +371,7 @@ class LineProgress:
 
 
 class TerminalProgress:
-    """Draws one bar per stage, in the thread of the caller, so that worker processes can be forked at any time."""
+    """Draws one bar per stage, without a thread of its own, so that worker processes can be forked at any time."""
 
     def __init__(self, stream: TextIO, note: Callable[[str], None]) -> None:
         self._stream = stream
@@ -454,7 +458,7 @@ class TerminalProgress:
 
 
 def _stage_line(task: Task, width: int) -> Text:
-    """Draw a stage in one line. On a narrow screen the bar is shortened, then the speed left out; never the count."""
+    """Draw a stage in one line. On a narrow screen the bar is shortened, then the speed left out, never the count."""
     from rich.text import Text
 
     label, count = (14, 18) if width >= _WIDE else (10, 15)

@@ -1,4 +1,4 @@
-"""`rbtool plot`, in a terminal with braille dots: two columns and four rows of dots a letter."""
+"""`rbtool plot`; in a terminal, charts are drawn with braille characters, which have 2 × 4 dots each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     Example("rbtool plot ./cartpole", "return and length of every episode, in the terminal"),
     Example("rbtool plot ./cartpole --field action --field 'observation[0:2]' --episodes 0,3", "values over steps"),
-    Example("rbtool plot ./cartpole -o cartpole.svg", "the same as a picture (rbtool[plot])"),
+    Example("rbtool plot ./cartpole -o cartpole.svg", "the same as an image file (rbtool[plot])"),
 )
 
 
@@ -39,16 +39,16 @@ def plot(
     ] = None,
     episodes: Episodes = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write a picture: .svg, .png or .pdf.")
+        str | None, typer.Option("--output", "-o", metavar="FILE", help="Write an image file: .svg, .png or .pdf.")
     ] = None,
     root: Root = None,
     force: ForceFile = False,
 ) -> None:
     """Plot return and length of every episode, or fields over steps.
 
-    In the terminal, or with -o as a picture. With --field, of the first episode unless --episodes chooses others. Of a
-    mixture (.toml), the share of each dataset, and its episodes or fields. Lines are thinned out without losing a
-    spike: the lowest and highest value of each part stays.
+    Draws in the terminal, or with -o an image file. --field plots the first episode, unless --episodes chooses others.
+    For a mixture (.toml), the share of each dataset is plotted as well. Long lines are thinned, but keep the lowest and
+    the highest value of each part, so that no spike is lost.
     """
     from ..core.verbs.plot import plot as run
 
@@ -67,8 +67,6 @@ def plot(
 
 def plot_lines(result: PlotResult, width: int | None) -> Iterator[list[Cell]]:
     """Return the charts as lines of at most `width` columns, 80 if that is None."""
-    from .plot import chart_lines, pair_lines
-
     lines = [*(chart_lines if result.fields else pair_lines)(result.charts, width)]
     while lines and not lines[-1]:
         lines.pop()
@@ -76,7 +74,7 @@ def plot_lines(result: PlotResult, width: int | None) -> Iterator[list[Cell]]:
 
 
 _IN_PIPE = 80
-_ACROSS, _DOWN = 2, 4  # dots of a letter
+_ACROSS, _DOWN = 2, 4  # dots of a character
 _NARROWEST = 36  # columns of a chart next to another one
 _GAP = "  "
 _LEAST = 20  # columns: a narrower screen breaks the lines
@@ -85,7 +83,7 @@ _BLANK = "\u2800"
 
 
 def pair_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
-    """Draw charts two by two next to each other, or below each other where `width` columns are too few."""
+    """Draw charts in pairs side by side, or below each other if `width` columns are too few for two."""
     room = (width or _IN_PIPE) // 2 - len(_GAP) // 2
     if room < _NARROWEST:
         yield from chart_lines(charts, width)
@@ -100,7 +98,7 @@ def pair_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) ->
 
 
 def chart_lines(charts: Sequence[Lines | Histogram | Bars], width: int | None) -> Iterator[list[Cell]]:
-    """Draw charts below each other, each line of a chart in an area of its own with the scale of all."""
+    """Draw charts below each other. Each line of a chart has its own area; all areas have the same scale."""
     count = sum(len(getattr(chart, "series", " ")) for chart in charts)
     height = 8 if count <= 4 else 4
     for chart in charts:
@@ -133,7 +131,7 @@ def _chart(chart: Lines | Histogram | Bars, width: int, height: int) -> Iterator
 
 
 def _range(values: Sequence[Array]) -> tuple[float, float]:
-    """The extremes of what is finite; 0 and 0 if nothing is."""
+    """Return the lowest and the highest finite value; (0, 0) if there is none."""
     import numpy as np
 
     finite = np.concatenate([one[np.isfinite(one)] for one in values]) if values else np.zeros(0)
@@ -143,7 +141,7 @@ def _range(values: Sequence[Array]) -> tuple[float, float]:
 def _line(
     series: Series, across: tuple[float, float], up: tuple[float, float], width: int, height: int
 ) -> Iterator[list[Cell]]:
-    """Draw a line: dots that are next to each other in it are joined, but not across a gap."""
+    """Draw a series as a line, with gaps at values that are not finite."""
     import numpy as np
     from plotille import Canvas
 
@@ -176,13 +174,13 @@ def _dots(values: Array, ends: tuple[float, float], dots: int) -> list[int]:
     low, high = ends
     if low == high:
         return [dots // 2] * len(values)
-    share = (values / 2 - low / 2) / (high / 2 - low / 2)  # halves: the range of float64 is twice what float64 holds
+    share = (values / 2 - low / 2) / (high / 2 - low / 2)  # halved, because high - low may overflow float64
     found: list[int] = np.rint(share * (dots - 1)).astype(int).tolist()
     return found
 
 
 def _bars(chart: Histogram, width: int, height: int) -> Iterator[list[Cell]]:
-    """Draw a bar for each bin; one that is not empty has a dot at least."""
+    """Draw a bar for each bin, at least one dot high if the bin is not empty."""
     from plotille import Canvas
 
     counts = chart.counts.tolist()
@@ -201,7 +199,7 @@ def _bars(chart: Histogram, width: int, height: int) -> Iterator[list[Cell]]:
 
 
 def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
-    """Draw a bar to the right for each name, with its number; one that is not zero has a dot at least."""
+    """Draw a horizontal bar for each name, with its number, at least one dot long if that is not zero."""
     from plotille import Canvas
 
     from ..core.report.charts import shortened
@@ -224,14 +222,14 @@ def _level_bars(chart: Bars, width: int) -> Iterator[list[Cell]]:
 
 
 def _area(drawn: str, labels: Sequence[str]) -> Iterator[list[Cell]]:
-    """Put the numbers of the upright axis before what is drawn."""
+    """Yield a drawing with the vertical axis and its labels on the left."""
     for label, row in zip(labels, drawn.split("\n"), strict=True):
         mark = "┤" if label else "│"
         yield [Styled(f"{label:>{_SIDE}} {mark}", "dim"), Styled(row.replace(_BLANK, " ").rstrip(), "cyan")]
 
 
 def _below(first: float, last: float, name: str, width: int) -> Iterator[list[Cell]]:
-    """Draw the level axis, with its numbers at the ends and its name between them."""
+    """Draw the horizontal axis, with its limits at the ends and its name between them."""
     room = width - _SIDE - 2
     low, high = _plain(first), _plain(last) if last != first else ""
     middle = name.center(max(0, room - len(low) - len(high)))

@@ -38,7 +38,7 @@ _SHOW_PIPELINE = optional(
     "show-pipeline",
     bool,
     typer.Option(
-        "--show-pipeline", help="Print these operations as a TOML file, and do nothing.", rich_help_panel=_PIPELINE
+        "--show-pipeline", help="Print these operations as a TOML file, and run nothing.", rich_help_panel=_PIPELINE
     ),
     False,
 )
@@ -62,7 +62,7 @@ EXAMPLES = (
     ),
     Example(
         "rbtool preprocess ./cartpole --fn prep.py:normalise --dest ./kept --timeout 60 --keep-going --resume",
-        "the same after a crash: only what is not finished yet is done",
+        "after a crash: continue with the chunks that are not finished",
     ),
     Example(
         "rbtool preprocess ./cartpole --cast action=float32 --cat inputs=observation,action"
@@ -80,17 +80,17 @@ EXAMPLES = (
     ),
     Example(
         "rbtool preprocess ./cartpole --return-to-go --mc-return --gamma 0.99 --exclude episode --dest ./returns",
-        "what each step still earns",
+        "the return from each step on",
     ),
     Example(
         "rbtool preprocess ./cartpole --normalize observation:quantile --select observation --show-pipeline > prep.toml"
         " && rbtool preprocess ./cartpole --pipeline prep.toml --dest ./piped",
-        "write the operations down, change them, do them",
+        "write the operations to a file, edit it, apply it",
     ),
     Example(
         "rbtool preprocess ./cartpole --episodes 0:8 --normalize observation --dest ./train"
         " && rbtool preprocess ./cartpole --episodes 8: --replay ./train --dest ./test",
-        "bring what was held out to the same scale",
+        "normalize held-out episodes with the constants of the training set",
     ),
 )
 
@@ -105,10 +105,10 @@ def preprocess(
 ) -> None:
     """Run a function, or operations that need no Python, over all rows of a dataset, in parallel.
 
-    A function takes a TensorDict of K rows, one row or an episode (--unit) and returns one; the first chunk fixes the
-    keys, dtypes and shapes of the result. Operations run in the order in which they are listed here; an operation on
-    a field applies to the same field under next as well. Fields are named like observation.position, and the name of
-    a group means all its fields.
+    A function takes a TensorDict of K rows, one row or one episode (--unit), and returns one; the first chunk fixes the
+    keys, dtypes and shapes of the result. Operations run in the order in which they are listed here. An operation on a
+    field also applies to the same field under next. Fields have names like observation.position; the name of a group
+    means all fields in it.
     """
     operations = {one.name: options.pop(one.name) for one in _OF_OPERATIONS if one.name in options}
     if options.pop("show_pipeline"):
@@ -123,7 +123,7 @@ def preprocess(
 
 
 def _relabelling(hindsight: str | None, keys: dict[str, Any]) -> dict[str, Any] | None:
-    """Return how steps are relabelled; None where they are not."""
+    """Return the options of hindsight relabelling; None without `--hindsight`."""
     if hindsight is None:
         if any(keys.values()):
             raise UsageError("--goal-key and --achieved-goal-key need --hindsight")

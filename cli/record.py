@@ -34,7 +34,7 @@ def record(
 ) -> None:
     """Run a policy in a gymnasium environment and record its episodes.
 
-    Each episode is safe when it ends: Ctrl-C or a crash keeps all before it, and --resume continues them.
+    Each episode is saved when it ends: Ctrl-C or a crash loses at most the current one, and --resume continues.
     """
     from ..core.verbs.record import record as run
 

@@ -20,15 +20,15 @@ EXAMPLES = (
 
 @verb("repair", EXAMPLES)
 def repair(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A folder that episodes were recorded in.")],
+    path: Annotated[str, typer.Argument(metavar="PATH", help="The folder of a recording.")],
     *,
     out: Output,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Give up finished episodes that are damaged.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Restore a recording that was cut short.
+    """Restore a recording that was interrupted.
 
-    Keeps the longest valid prefix: a crash loses the unfinished episode, and nothing else.
+    Keeps the longest valid prefix: a crash loses only the unfinished episode.
     """
     from ..core.recording.repair import repair as run
 
@@ -36,9 +36,9 @@ def repair(
     state = "would keep" if dry_run else "restored" if result.repaired else "sound as it is:"
     out.summary(f"{state} {counted(result.steps, 'step')} in {counted(result.episodes, 'episode')}")
     if result.remade:
-        out.summary(f"{'to be' if dry_run else ''} made again, because damaged: {', '.join(result.remade)}".lstrip())
+        out.summary(f"{'to be' if dry_run else ''} rebuilt, because damaged: {', '.join(result.remade)}".lstrip())
     if result.cut_bytes:
-        out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} of no finished episode")
+        out.summary(f"{'to be cut' if dry_run else 'cut'}: {size(result.cut_bytes)} after the last finished episode")
     if result.lost_episodes:
         out.summary(f"given up: {counted(result.lost_episodes, 'finished episode')}")
     out.show(result, [path])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..core.verbs.report import ReportResult
 
 EXAMPLES = (
-    Example("rbtool report ./cartpole -o cartpole.html", "one page that needs nothing else, to look at and to send"),
+    Example("rbtool report ./cartpole -o cartpole.html", "one self-contained page, to read and to send"),
     Example("rbtool report ./cartpole ./cartpole.h5 -o both.html --json", "two datasets next to each other"),
 )
 
@@ -31,10 +31,10 @@ def report(
     root: Root = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the page that is there.")] = False,
 ) -> int:
-    """Write a page that shows datasets: figures, episodes, images, findings, provenance.
+    """Write an HTML page about datasets: figures, episodes, images, findings, provenance.
 
-    One HTML file of at most 3 MB, which opens in any browser and requests nothing. Reads every row and checks it; the
-    exit code is 3 if there are errors, and the page shows them. Needs rbtool[plot].
+    The page is one file of at most 3 MB, opens in any browser and loads nothing from the network. Every row is read and
+    checked; the page shows errors, and the exit code is 3 if there are any. Needs rbtool[plot].
     """
     from ..core.verbs.report import report as run
 

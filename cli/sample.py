@@ -28,17 +28,19 @@ EXAMPLES = (
     Example("rbtool sample ./cartpole -n 256 --seed 0", "a batch of 256 steps, the same one every time"),
     Example(
         f"rbtool sample {STORED} -n 4 --json",
-        "which steps, and what they are like, as JSON",
+        "the drawn steps and a summary of their values, as JSON",
     ),
     Example(
         "rbtool sample ./cartpole --sampler slice --slice-len 32 --seed 0",
         "eight runs of 32 steps, each of one episode",
     ),
-    Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "steps of high reward more often"),
+    Example("rbtool sample ./cartpole --sampler prioritized --priority next.reward", "draw high rewards more often"),
     Example("rbtool sample ./cartpole --frame-stack 4", "each observation with the three before it in its episode"),
     Example("rbtool sample ./cartpole --window action=0:8", "each step with its action and the seven after it"),
-    Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast such batches come"),
-    Example("rbtool sample hf://me/cartpole --streaming --cache-size 2GB", "of a dataset on a hub, without a download"),
+    Example("rbtool sample ./cartpole --time --seconds 0.5", "how fast batches are drawn"),
+    Example(
+        "rbtool sample hf://me/cartpole --streaming --cache-size 2GB", "a dataset on a hub, without downloading it"
+    ),
 )
 
 _SHOWN = 6
@@ -57,9 +59,9 @@ def sample(
 ) -> None:
     """Draw steps or slices of a dataset, a mixture or a stream at random, as training would.
 
-    The batch is the first one of a buffer with this sampler and seed. With -q, prints the number of each drawn step,
-    one per line, for a mixture after the number of its dataset; with --time, the steps per second. Streams are
-    drawn from without replacement, shard by shard.
+    The batch is the first one of a buffer with this sampler and seed. -q prints the row of each drawn step, one per
+    line, for a mixture as DATASET:ROW; with --time, it prints the steps per second. Streams are sampled without
+    replacement, shard by shard.
     """
     if streaming:
         from ..core.verbs.sample import sample_stream
@@ -74,9 +76,9 @@ def sample(
 
 
 def _names(result: SampleResult) -> list[str]:
-    """Return the output of `-q`: the rate with `--time`, else the numbers of the drawn steps.
+    """Return the output of `-q`: with `--time` the rate, else the rows of the drawn steps.
 
-    Of a mixture the number of the dataset comes first: `1:512`.
+    For a mixture, the number of the dataset comes first: `1:512`.
     """
     if result.timing is not None:
         return [f"{round(result.timing.steps_per_second)} steps/s"]
@@ -115,7 +117,7 @@ def _counts(result: SampleResult) -> str:
 
 
 def _drawn_lines(result: SampleResult, width: int | None) -> Iterator[list[Cell]]:
-    """Return the first few steps or slices; for a mixture, of each dataset, with the number of its steps."""
+    """Return the first few drawn steps or slices; for a mixture, those of each dataset and their number."""
     if not result.datasets:
         yield from folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE)
         return
@@ -133,7 +135,7 @@ def _drawn_lines(result: SampleResult, width: int | None) -> Iterator[list[Cell]
 
 
 def _drawn(result: SampleResult, source: int = 0) -> str:
-    """Format the first few steps, or slices with their ends, of a dataset."""
+    """Format the first few drawn steps of a dataset as `episode:step`, or slices as `episode:first-last`."""
     if result.slices:
         form = "episode:first-last"
         drawn = [_slice(one) for one in result.slices if one.source == source]

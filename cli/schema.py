@@ -11,14 +11,14 @@ from .options import verb
 from .output import Output
 
 EXAMPLES = (
-    Example("rbtool schema check", "what check --json prints"),
-    Example("rbtool schema rules", "what check --rules --json prints"),
+    Example("rbtool schema check", "the schema of rbtool check --json"),
+    Example("rbtool schema rules", "the schema of rbtool check --rules --json"),
 )
 
 
 @verb("schema", EXAMPLES)
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of a document: for most verbs, their name.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of document: for most verbs, their name.")],
     *,
     out: Output,
 ) -> None:

@@ -42,8 +42,9 @@ def score(
 ) -> None:
     """Score each episode from 0 to 1, compared with the others.
 
-    Smoothness, motion without stalls, agreement with other episodes in the same states, and being typical make the
-    quality; coverage and novelty say how much an episode adds. Most episodes have to be good.
+    Quality is the product of four scores: smooth motion, motion without stalls, agreement with the actions of other
+    episodes in the same states, and being typical. Coverage and novelty tell how much an episode adds. All of this
+    assumes that most episodes are good.
     """
     from ..core.verbs.score import score as run
 
@@ -91,7 +92,7 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def _cell(value: float | None, name: str = "") -> Cell:
-    """Return a score as text, yellow below 0.5 where that speaks against the episode."""
+    """Return a score as text, yellow if it is below 0.5 and a low value is bad."""
     if value is None:
         return "-"
     odd = value < 0.5 and name not in ("", "coverage", "novelty")

@@ -32,12 +32,13 @@ def of_each(
     named: bool = True,
     failed: Callable[[str, Exception], None] = lambda name, error: None,
 ) -> int:
-    """Call `run` with each dataset and return the highest exit code; a failure is reported, and the others follow.
+    """Call `run` with each dataset and return the highest exit code; a failure is reported, and the rest still run.
 
-    `failed` is told the errors of datasets by name.
+    `failed` is called with the name and the error of each dataset that fails.
 
-    A single name that is not a pattern has the output of `run` as it is. Of several the text of each follows an empty
-    line and, with `named`, its name; `--json` gives one document with the document or the error of each by its name.
+    For a single name that is not a pattern, the output is that of `run`. For several, an empty line and, with `named`,
+    the name of the dataset come before each text; `--json` gives one document with the document or error of each
+    dataset by name.
     """
     if len(datasets) == 1 and not _is_pattern(datasets[0]):
         try:
@@ -87,7 +88,7 @@ def _is_pattern(word: str) -> bool:
 
 
 def _matches(word: str, root: str | None) -> list[str]:
-    """Return the names that a pattern matches, of stored datasets if it has a source; the word itself for none."""
+    """Return the paths that a pattern matches, or the stored datasets if it contains `:`; the word itself for none."""
     if not _is_pattern(word):
         return [word]
     from ..core.format import fs

@@ -22,12 +22,12 @@ EXAMPLES = (
     Example("rbtool split ./cartpole --train 0.8 --val 0.1 --test 0.1 --seed 0", "into ./cartpole-split/train, …"),
     Example(
         "rbtool split ./cartpole --train 0.7 --test 0.3 --stratify return --dest ./parts",
-        "with similar returns in both parts",
+        "parts with similar returns",
     ),
-    Example("rbtool split ./cartpole --train 0.5 --val 0.5 --by seed --dest ./by-seed", "keep groups together"),
+    Example("rbtool split ./cartpole --train 0.5 --val 0.5 --by seed --dest ./by-seed", "keep equal seeds together"),
     Example(
         "rbtool split ./cartpole --train 0.9 --val 0.1 --in-order --dest ./tail --dry-run",
-        "the last episodes for validation; what would be written",
+        "the last episodes for validation; show what would be written",
     ),
 )
 _DEST = optional(
@@ -46,8 +46,8 @@ def split(
 ) -> None:
     """Divide the episodes of a dataset into parts, at random.
 
-    The fractions add up to 1. The parts are datasets, DIR/train, DIR/val and DIR/test; they appear all at once, and
-    keep the numbers and the order of their episodes. The same seed gives the same parts.
+    The fractions add up to 1. The parts are the datasets DIR/train, DIR/val and DIR/test. They appear all at once, and
+    their episodes keep their numbers and order. The same seed gives the same parts.
     """
     from ..core.verbs.split import split as run
 

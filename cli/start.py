@@ -7,9 +7,9 @@ import sys
 
 
 def main() -> None:
-    """Complete the words in the environment where a shell asks for it; else run the command line on `sys.argv`.
+    """Complete a command line for a shell, if the environment says so; else run the command line on `sys.argv`.
 
-    Ctrl-C and SIGTERM end it in the same way while modules are imported, which takes a moment, as while a verb works.
+    Ctrl-C and SIGTERM during the imports, which take a moment, are reported as they are while a verb runs.
     """
     try:
         from .complete import SHELL_VARIABLE, complete

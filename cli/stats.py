@@ -46,7 +46,7 @@ def stats(
 ) -> None:
     """Show statistics of every field of a dataset.
 
-    Reads every row once and caches the result until a file of the dataset changes.
+    Reads every row once, and caches the result until a file of the dataset changes.
     """
     from ..core.verbs.stats import FRACTIONS
     from ..core.verbs.stats import stats as run
@@ -82,13 +82,11 @@ def stats_lines(result: StatsResult, width: int | None) -> list[list[Cell]]:
         f"lower quantiles, exact within {result.quantile_error:.1%}",
         "remembered" if result.remembered else f"{result.seconds:.1f} s",
     ]
-    table = Table(rows, right=frozenset(range(2, 2 + len(heads))))
-    lines: list[Line] = [*remarks, [" · ".join(facts)]]
+    table = Table(rows, right=frozenset(range(2, 2 + len(heads)))).lines(width) if result.fields else []
+    lines: list[Line] = [*remarks, [" · ".join(facts if result.fields else facts[:2])]]
     if result.written is not None:
         lines.append([f"for LeRobot: {result.written}"])
-    if not result.fields:
-        return [[" · ".join(facts[:2])], *(list(line) for line in lines[-1:])]
-    return [*table.lines(width), *(part for line in lines for part in folded(line, width, 2))]
+    return [*table, *(part for line in lines for part in folded(line, width, 2))]
 
 
 def _middle_and_ends(fractions: Sequence[float]) -> list[int]:

@@ -145,16 +145,19 @@ def folded(line: Line, width: int | None, indent: int) -> list[list[Cell]]:
 
 
 TITLE = 9
-"""Columns of a title in front of what it is about."""
+"""The width, in columns, of a title in front of its text."""
 
 
 def titled(title: str, text: str, width: int | None, style: Style = "dim") -> list[list[Cell]]:
-    """Break a text behind its title into lines that begin below it."""
+    """Wrap a text behind its title; continuation lines are indented to the start of the text."""
     return folded([Styled(f"{title:<{TITLE - 1}} ", style), text], width, TITLE)
 
 
 def _break(text: str, room: int, least: int) -> int:
-    """Return where to wrap: after a part that ends in the last two thirds, else after a word; 0 for nowhere."""
+    """Return where to wrap: after a part that ends in the last two thirds, else after a word; 0 for nowhere.
+
+    Parts end before ` · ` and before three spaces.
+    """
     fits = next((n for n in range(len(text), 0, -1) if width_of(text[:n]) <= room), 0)
     parts = [found.end() for found in re.finditer(r" ·(?= )|(?= {3})", text) if fits // 3 < found.end() <= fits]
     words = [found.start() for found in re.finditer(r"(?<! ) ", text) if found.start() > least]
@@ -168,7 +171,7 @@ def _joined(letters: Sequence[Styled]) -> list[Cell]:
 
 
 def first_of(texts: Sequence[str]) -> list[str]:
-    """Return the first of many texts, and how many more `--json` lists."""
+    """Return the first of many texts, then a line with the number of the others, which `--json` lists."""
     more = len(texts) - _LISTED
     return [*texts] if more <= 1 else [*texts[:_LISTED], f"and {more:,} more, which --json lists"]
 
@@ -187,7 +190,7 @@ def amount(count: float, unit: str) -> str:
 
 
 def kind_cells(dtype: str, shape: Sequence[int], role: str) -> list[Cell]:
-    """Format the type and the shape of a field: a reference to a frame is what is read there, of a size of its own."""
+    """Format the dtype and shape of a field; frames of kept videos are `video`, without a shape."""
     if role == "video":
         return [Styled("video", "cyan"), ""]
     return [Styled(dtype, "cyan"), f"[{', '.join(map(str, shape))}]"]

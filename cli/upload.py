@@ -19,24 +19,26 @@ if TYPE_CHECKING:
     from ..core.verbs.upload import UploadResult
 
 EXAMPLES = (
-    Example("rbtool upload ./cartpole hf://me/cartpole --private", "check it, send it, commit it; HF_TOKEN may write"),
-    Example("rbtool upload ./cartpole hf://me/cartpole --license cc-by-4.0", "for everybody, with a licence"),
-    Example("rbtool upload ./cartpole hf://me/cartpole --dry-run --json", "what is there, and what would be done"),
+    Example("rbtool upload ./cartpole hf://me/cartpole --private", "to a private repository; needs HF_TOKEN"),
+    Example("rbtool upload ./cartpole hf://me/cartpole --license cc-by-4.0", "public, with a licence"),
+    Example("rbtool upload ./cartpole hf://me/cartpole --dry-run --json", "check it and show what would be sent"),
 )
 
 
 @verb("upload", EXAMPLES)
 def upload(
     dataset: Dataset,
-    address: Annotated[str, typer.Argument(metavar="hf://OWNER/NAME", help="The repository; it is made if need be.")],
+    address: Annotated[
+        str, typer.Argument(metavar="hf://OWNER/NAME", help="The repository; created if it does not exist.")
+    ],
     *,
     out: Output,
     options: Annotated[dict[str, Any], OptionGroup.of(UploadOptions)],
 ) -> None:
-    """Put a dataset on the Hugging Face hub, as it is.
+    """Upload a dataset to the Hugging Face hub, unchanged.
 
-    It is checked first, and compared with what arrived afterwards. What the hub has is not sent again, and one commit
-    shows all of it at once: an interrupted upload resumes, and nobody sees half of it.
+    The dataset is checked before, and compared with the uploaded files afterwards. Files that the hub already has are
+    not sent again, so an interrupted upload resumes; all files appear at once, in one commit.
     """
     from ..core.verbs.upload import upload as run
 
@@ -61,7 +63,7 @@ def _summarise(out: Output, result: UploadResult) -> None:
     out.summary(Styled(state, "yellow"), " · ".join(filter(None, facts)))
     if result.errors or result.warnings:
         found = f"{counted(result.errors, 'error')}, {counted(result.warnings, 'warning')}"
-        out.summary(f"check: {found}; the card has them")
+        out.summary(f"check: {found}; the dataset card lists them")
     if result.deleted:
         out.summary(f"{'to be removed' if result.dry_run else 'removed'}: {counted(len(result.deleted), 'other file')}")
     for note in result.notes:

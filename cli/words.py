@@ -1,4 +1,4 @@
-"""Words of the command line: the verbs, and the order of the parser for options before the verb and `help VERB`."""
+"""The table of verbs, and the rewriting of arguments that allows `rbtool --json VERB` and `rbtool help VERB`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """A verb, which the module of its name defines; if a second verb follows, what the group is for; and a short name.
+    """A verb, defined in the module of its name.
 
-    The short name is that of other tools. Of a group it stands for the second verb of that name: `rm` for `cache rm`.
+    Attributes:
+        group: the purpose of a group of verbs, such as `cache`; "" for a single verb.
+        short: a short name that other tools use for it. For a group, it stands for the verb of that name in the group:
+            `rm` for `cache rm`.
     """
 
     group: str = ""
@@ -56,7 +59,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "migrate": Verb(),
     },
 }
-"""The verbs, in the sections and the order of the help page: one line is all that the command line knows of a verb."""
+"""The verbs, in the sections and the order of the help page. A verb is registered by its line here alone."""
 
 VERBS = {name: verb for section in SECTIONS.values() for name, verb in section.items()}
 GROUPS = frozenset(name for name, verb in VERBS.items() if verb.group)
@@ -73,10 +76,10 @@ _VALUED = frozenset({"--color", "--log-file", "--root"})
 
 
 def in_order(words: Sequence[str], groups: Collection[str]) -> list[str]:
-    """Return the words with common options after the verb; `groups` have a second verb.
+    """Return the words with common options moved behind the verb; verbs in `groups` have a second verb.
 
-    `rbtool --json inspect DATASET` and `rbtool help inspect` are what people type who come from git or docker,
-    `rbtool list remote minari` those who come from Minari.
+    Users of git or docker type `rbtool --json inspect DATASET` and `rbtool help inspect`, users of Minari
+    `rbtool list remote minari`.
     """
     options, rest = _split(words)
     if not rest:

@@ -1,15 +1,15 @@
-"""`bench`: one dataset, read by rbtool and by other libraries, in four jobs that training consists of.
+"""`bench`: time how fast rbtool and other libraries read one dataset, in four jobs that training consists of.
 
-What is read is compared first: every library returns digests of its batches, and has to have the same rows as the
-dataset, all of them once in an epoch. Only then is it timed, in rounds in which the libraries take turns, so that a
-machine that becomes slower does so for all of them. Each is a process of its own, with one thread of torch.
+Every library first returns digests of its batches: they must equal the rows of the dataset, each row once per epoch.
+Then the libraries are timed in rounds in which they take turns, so that a machine that slows down affects all of them
+alike. Each library runs in its own process, with one torch thread.
 
 - `frames`: batches of random rows, with all keys.
-- `chunks`: the next 16 actions of random rows, clamped at the end of the episode, and one image.
-- `epoch`: all rows once, in a random order, or the first 1,000 batches of them; from the start, because libraries that
-  read ahead do that. How random is measured by the mean distance of neighbors, in parts of
-  what it is in a uniform order: 1 is uniform, 0 is the order of the dataset.
-- `resume`: an epoch that stopped in the middle goes on in another process: the time to its next batch.
+- `chunks`: for random rows, the next 16 actions, clamped at the end of the episode, and one image.
+- `epoch`: all rows once in a random order, or the first 1,000 batches. The time includes starting the epoch, when
+  some libraries already read ahead. The randomness of the order is the mean distance in the dataset between consecutive
+  rows, divided by its value for a uniform order: 1 is uniform, 0 is the order of the dataset.
+- `resume`: another process continues an epoch that stopped in the middle: the time until its next batch.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ _PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFigures:
-    """How a library did a job.
+    """The measurements of one library for one job.
 
     Attributes:
-        rate: rows a second, median of the rounds; for `resume` None.
-        seconds: of a round; for `resume` from the state to the first batch, median of the rounds.
+        rate: rows per second, median of the rounds; None for `resume`.
+        seconds: seconds of a round, median of the rounds; for `resume`, until the first batch.
         cpu: processor seconds of a round, median of the rounds.
-        memory: bytes of memory that no file backs, at most.
-        read: bytes that were read from files in a round, median of the rounds; what is mapped is not counted.
-        shuffled: how random the order is: 1 is uniform, 0 the order of the dataset; only of `epoch`.
+        memory: largest amount of anonymous memory, in bytes.
+        read: bytes that a round reads from files, median of the rounds; reads of mapped memory are not counted.
+        shuffled: how random the order of an `epoch` is: 1 is uniform, 0 the order of the dataset; None for other jobs.
         rank: 1 is the fastest.
     """
 
@@ -73,13 +73,15 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryFigures:
-    """What a library did.
+    """The measurements of one library.
 
     Attributes:
-        versions: of Python and of the library.
-        form: what it reads, of how many `bytes`, made in how many `seconds`.
+        versions: the versions of Python and of the library.
+        form: the file format that it reads; "" for the dataset itself.
+        bytes: the size of its files.
+        seconds: the time to write them.
         jobs: its figures by job, for the jobs that it can do.
-        lacks: why it cannot do the others, by job.
+        lacks: for each other job, why it cannot do it.
     """
 
     name: str
@@ -93,16 +95,17 @@ class LibraryFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult(Result):
-    """How fast libraries read a dataset, after all were found to read the same.
+    """How fast libraries read a dataset, after a check that all read the same values.
 
     Attributes:
-        dataset: its path; `steps`, `episodes` and `keys` that are read.
-        action, image: the keys of `chunks`.
+        dataset: the path of the dataset.
+        steps, episodes, keys: the size of the dataset, and the fields that are read.
+        action, image: the fields that the job `chunks` reads.
         machine: processors and memory.
-        batch_size, chunk, batches, rounds: as they were asked for.
-        libraries: the figures of each.
+        batch_size, chunk, batches, rounds: the arguments.
+        libraries: the figures of each library.
         missing: libraries that are not installed.
-        prepared_only: only the forms were made.
+        prepared_only: True if only the files of the libraries were written, and nothing was timed.
     """
 
     kind: ClassVar[str] = "bench"
@@ -126,19 +129,19 @@ class BenchResult(Result):
 def bench(options: BenchOptions) -> BenchResult:
     """Compare how fast rbtool and other libraries read a dataset.
 
-    Every library reads a form of its own, which it makes of the same rows without loss, in a process of its own. All
-    batches are compared with the dataset before anything is timed.
+    Every library runs in its own process and reads the same rows, which are first converted without loss to its own
+    file format. Batches are compared with the dataset before anything is timed.
 
     Args:
-        dataset: a dataset, by path or name.
-        folder: keeps the forms of the libraries, for the next time; default: a temporary folder.
+        dataset: a path or `source:id`.
+        folder: where the files of the libraries are kept for the next run; default: a temporary folder.
         libraries: which libraries, as `NAME` or `NAME=PYTHON` with the interpreter of an environment that has it;
             default: all that are installed here.
-        jobs: which jobs; default: all.
-        prepare: only make the forms.
-        batch_size, chunk: rows of a batch, and actions of a chunk.
-        batches, rounds: how many batches of `frames` and `chunks` are timed at once, and how often all is.
-        output: the file to draw the figures in (.svg, .png, .pdf); `force` replaces it.
+        jobs: which jobs: `frames`, `chunks`, `epoch`, `resume`; default: all.
+        prepare: only write the files of the libraries.
+        batch_size, chunk: rows per batch, and actions per chunk.
+        batches, rounds: batches per round for `frames` and `chunks`, and the number of rounds.
+        output: the file to draw a chart in (.svg, .png, .pdf); `force` replaces it.
         root: where datasets are stored.
         progress: shows how far it is; default: nothing is shown.
 
@@ -146,8 +149,8 @@ def bench(options: BenchOptions) -> BenchResult:
         The figures.
 
     Raises:
-        UsageError: a library that is unknown or not installed, a dataset without actions or with kept videos.
-        CorruptDataError: a library reads something else than the dataset holds.
+        UsageError: a library is unknown or not installed, or the dataset has no actions or has kept videos.
+        CorruptDataError: a library reads other values than the dataset has.
     """
     for job in options.jobs:
         if job not in BENCH_JOBS:
@@ -197,7 +200,7 @@ def bench(options: BenchOptions) -> BenchResult:
 
 
 def charts_of(result: BenchResult) -> list[Chart]:
-    """Return a chart a job: rows a second, or milliseconds until an epoch goes on."""
+    """Return a chart for each job: rows per second, or for `resume` the milliseconds until the next batch."""
     found: list[Chart] = []
     for job in BENCH_JOBS:
         figures = {one.name: one.jobs[job] for one in result.libraries if job in one.jobs}
@@ -214,7 +217,7 @@ def _machine() -> str:
 
 
 class PlainRows:
-    """Observations and actions of a dataset as npy files: what libraries make their forms of, and what is compared."""
+    """Observations and actions of a dataset as npy files, which libraries convert and are compared with."""
 
     def __init__(self, reader: StepReader, folder: Path) -> None:
         refuse_videos(reader, "the forms of other libraries")
@@ -227,7 +230,7 @@ class PlainRows:
         self.types = {name: (one.dtype, [*one.shape]) for name, one in self.fields.items()}
         self.action, self.image = actions[0], max(states, key=lambda one: one.row_bytes).name
         self.count, self.lengths = reader.manifest.steps, reader.episodes.length
-        # By content: a folder that is kept may have the forms of other datasets, or of this one as it was before.
+        # Named by content: a kept folder may have files of other datasets, or of an earlier version of this one.
         self.forms = folder / reader.manifest.content_digest.rpartition(":")[2][:16]
         self._folder = self.forms / _PLAIN
         self.lengths_file = str(self._folder / "lengths.npy")
@@ -259,7 +262,7 @@ class PlainRows:
         fs.rename(unfinished, Path(self.lengths_file))
 
     def read(self, job: str, index: Array, steps: int) -> dict[str, Array]:
-        """Return what a batch of a job has to hold."""
+        """Return the values that a batch of a job must have."""
         if job == "frames":
             return {name: self.arrays[name][index] for name in self.types}
         rows = following(np.cumsum(self.lengths), index, steps)
@@ -267,7 +270,7 @@ class PlainRows:
 
     @functools.cached_property
     def content(self) -> str:
-        """Return the digest of all rows, in any order."""
+        """Return a digest of all rows that does not depend on their order."""
         parts: list[bytes] = []
         for start in range(0, self.count, 1024):
             parts += row_digests({name: self.arrays[name][start : start + 1024] for name in self.types}, self.types)
@@ -275,11 +278,11 @@ class PlainRows:
 
 
 class LibraryProcess:
-    """A library in the process of an interpreter."""
+    """A process that runs `bench_libraries.py` for one library, and answers requests in lines of JSON."""
 
     def __init__(self, name: str, python: str) -> None:
         self.name = name
-        # A file, because a pipe that nobody reads fills.
+        # stderr goes to a file: a pipe that nobody reads would fill up and block the process.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         script = str(Path(__file__).with_name("bench_libraries.py"))
         try:
@@ -292,7 +295,10 @@ class LibraryProcess:
             raise UsageError(f"{python} cannot be started: {error.strerror}") from error
 
     def ask(self, do: str, *arguments: Any) -> Any:
-        """Return the answer to a question; NotImplementedError with the reason where the library lacks it."""
+        """Call `do` in the process and return its result; NotImplementedError, with the reason, if it is not supported.
+
+        Raises UsageError if it fails or the process has ended.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -321,7 +327,10 @@ class LibraryProcess:
 
 @dataclass
 class Contender:
-    """A library in the race: its process, versions and form, and what was measured, by job and round."""
+    """A library that is compared: its process, its versions, the folder of its files, and the measurements.
+
+    `taken` has the measurements of each round by job, `lacks` the reason for each job that the library cannot do.
+    """
 
     name: str
     python: str
@@ -336,11 +345,11 @@ class Contender:
         self.versions: dict[str, str] = {}
 
     def median(self, job: str, what: str) -> float:
-        """Return the median over the rounds of a job."""
+        """Return the median of the measurement `what` over the rounds of a job."""
         return float(statistics.median(each[what] for each in self.taken[job]))
 
     def opened(self, rows: PlainRows) -> LibraryProcess:
-        """Return the process with the form opened."""
+        """Open the files of the library in its process, and return that."""
         self.process.ask("open", str(self.folder), rows.types, rows.lengths_file, rows.action, rows.image)
         return self.process
 
@@ -349,16 +358,16 @@ class Contender:
         self.process.close()
 
     def started_again(self, rows: PlainRows) -> LibraryProcess:
-        """Return another process, with the form opened."""
+        """Replace the process by a new one with the files opened, and return that."""
         self.close()
         self.process = LibraryProcess(self.name, self.python)
         return self.opened(rows)
 
 
 def contenders(asked: Sequence[str], stack: ExitStack) -> tuple[list[Contender], list[str]]:
-    """Start the libraries that are asked for, or all that are installed here, and name those that are not.
+    """Start a process for each of the libraries `asked`, or for all that are installed; also return those that are not.
 
-    Their processes end with the stack.
+    The processes end when `stack` is closed.
     """
     wanted = dict(one.partition("=")[::2] for one in asked) or dict.fromkeys(LIBRARIES, "")
     for name in wanted:
@@ -384,7 +393,7 @@ def contenders(asked: Sequence[str], stack: ExitStack) -> tuple[list[Contender],
 
 
 def make_form(one: Contender, rows: PlainRows, dataset: Path) -> None:
-    """Have a library make its form, unless it is there; a form appears whole or not at all."""
+    """Have a library write its files, unless they exist; `seconds.json`, which is written last, marks them complete."""
     if not LIBRARIES[one.name].form:
         one.folder = dataset
         return
@@ -399,7 +408,7 @@ def make_form(one: Contender, rows: PlainRows, dataset: Path) -> None:
 
 
 class Race:
-    """The jobs, which all libraries are asked to do alike."""
+    """Runs the jobs for all libraries, with the same rows for each."""
 
     def __init__(self, rows: PlainRows, options: BenchOptions) -> None:
         self._rows, self._options = rows, options
@@ -412,7 +421,7 @@ class Race:
         return found
 
     def compare(self, one: Contender) -> None:
-        """Compare what a library reads with the dataset; CorruptDataError where it differs."""
+        """Compare the values that a library reads with the dataset; CorruptDataError if they differ."""
         process = one.opened(self._rows)
         for job in self._jobs:
             try:
@@ -428,23 +437,23 @@ class Race:
                 expected = self._rows.read(job, np.array(index), steps)
                 digest = joined(row_digests(expected, {name: self._rows.types[name] for name in expected}))
                 if process.ask("compared", job, index, steps) != digest:
-                    raise CorruptDataError(f"{one.name} reads other {job} than the dataset has")
+                    raise CorruptDataError(f"{one.name} reads {job} that differ from the dataset")
             return
         whole = list(range(self._rows.count))
         if job == "epoch":
             found = process.ask("epoch", _SEED, size, len(whole))
             if sorted(found["order"]) != whole or found["content"] != self._rows.content:
-                raise CorruptDataError(f"an epoch of {one.name} has other rows than the dataset")
+                raise CorruptDataError(f"an epoch of {one.name} does not have each row of the dataset once")
             one.shuffled = float(np.abs(np.diff(found["order"])).mean() / (len(whole) / 3)) if len(whole) > 1 else 1.0
             return
         first = process.ask("epoch", _SEED, size, len(whole), self._half)
         process = one.started_again(self._rows)
         rest = process.ask("epoch", _SEED, size, len(whole), None, first["state"])
         if sorted(first["order"] + rest["order"]) != whole:
-            raise CorruptDataError(f"{one.name} goes on in the middle of an epoch with other rows than are left")
+            raise CorruptDataError(f"{one.name} resumes an epoch with other rows than those that are left")
 
     def run(self, all_of_them: Sequence[Contender], progress: Progress) -> None:
-        """Time all jobs in rounds; in each the libraries take turns, and another one begins."""
+        """Time all jobs in rounds. In each round the libraries take turns, starting with another one."""
         options = self._options
         progress.start("timing", options.rounds * len(self._jobs), "jobs")
         for turn in range(options.rounds):
@@ -470,7 +479,7 @@ class Race:
         return found
 
     def figures(self, one: Contender, others: Sequence[Contender]) -> LibraryFigures:
-        """Return what was measured of a library, next to others."""
+        """Return the figures of a library, ranked among `others`."""
         jobs = {job: self._figures(one, job, others) for job in one.taken}
         size = sum(path.stat().st_size for path in one.folder.rglob("*") if path.is_file())
         form = LIBRARIES[one.name].form

@@ -1,11 +1,11 @@
-"""The libraries that `bench` compares: each reads the same rows in a process, `python -P bench_libraries.py NAME`.
+"""The libraries that `bench` compares, each in its own process: `python -P bench_libraries.py NAME`.
 
-The Python of that process needs numpy and the library, and no rbtool: libraries that cannot be installed together are
-compared nevertheless. A process is asked in lines of JSON and answers in lines of JSON (`answers`). What it reads it
-returns as digests only, so that comparing costs the same for all.
+The Python of that process needs numpy and the library, but not rbtool, so that libraries that cannot be installed
+together can be compared. The process reads requests and writes answers as lines of JSON (`answers`). It returns only
+digests of what it reads, so that the comparison costs the same for all libraries.
 
-A library gets the rows from a plain folder: `KEY.npy` for each key, the first axis being the rows of all episodes in
-their order, and `lengths.npy`. `prepare` makes the library's own form of them. Everything is stored without loss.
+A library gets the rows as npy files: `KEY.npy` for each key, with the rows of all episodes in order along the first
+axis, and `lengths.npy`. `prepare` converts them, without loss, to the library's own file format.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 Batch: TypeAlias = Mapping[str, Any]
-"""Arrays by key, the first axis being the rows; tensors are taken, too."""
+"""Arrays or tensors by key, with rows along the first axis."""
 
 ROW = "row_number"
-"""The key with the number of a row in the dataset, int64, which `prepare` stores beside the keys that are read."""
+"""An extra key, int64, that `prepare` stores as well: the number of a row in the dataset."""
 
 
 def following(stops: Any, index: Any, steps: int) -> Any:
-    """Return the rows `[anchors, steps]` from each of some rows on, clamped at the end of the episode.
+    """Return the numbers of `steps` consecutive rows from each row in `index` on, int64 `[rows, steps]`.
 
-    `stops` are the rows behind the episodes, in order.
+    They are clamped at the last row of the episode. `stops` has the row after the end of each episode, in order.
     """
     last = stops[np.searchsorted(stops, index, side="right")] - 1
     return np.minimum(index[:, None] + np.arange(steps), last[:, None])
 
 
 class Library:
-    """One library: its form of a dataset, and its way to read it.
+    """One library: how it stores a dataset, and how it reads it.
 
-    What it does not offer raises NotImplementedError with the reason.
+    A method that the library does not support raises NotImplementedError with the reason.
 
     Args:
-        folder: what `prepare` wrote.
-        types: the element type and the shape of a row of each key that is read.
-        lengths: of the episodes, int64 `[episodes]`.
+        folder: the folder that `prepare` wrote.
+        types: the dtype and the shape of a row for each key that is read.
+        lengths: the lengths of the episodes, int64 `[episodes]`.
 
     Attributes:
-        name: how users know it.
-        package: the distribution whose version is stated.
-        form: what `prepare` writes; "" for the dataset as it is.
+        name: the name of the library on the command line.
+        package: the distribution whose version is reported.
+        form: the format that `prepare` writes; "" if the dataset itself is read.
     """
 
     name: ClassVar[str]
@@ -72,14 +72,14 @@ class Library:
 
     @classmethod
     def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
-        """Write the rows in the form of the library."""
+        """Write the rows in the library's file format."""
         raise NotImplementedError
 
     def open(self) -> None:
         """Open what `prepare` wrote."""
 
     def rows(self, index: Any) -> Batch:
-        """Return all keys of some rows, in the order that is asked for."""
+        """Return all keys of the rows `index`, in that order."""
         raise NotImplementedError("has no access to single rows")
 
     def chunks(self, index: Any, steps: int, action: str, image: str) -> Batch:
@@ -87,16 +87,16 @@ class Library:
         raise NotImplementedError("has no access to single rows")
 
     def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
-        """Yield all rows once in a random order, `size` at a time; go on from a state that `state` returned."""
+        """Yield all rows once in a random order, in batches of `size`; with `start`, resume from that `state`."""
         raise NotImplementedError("has no epochs")
 
     def state(self, batches: int) -> Any:
-        """Return from where the epoch goes on, after so many batches of `epoch`."""
-        raise NotImplementedError("cannot go on in the middle of an epoch")
+        """Return the state, as JSON, from which the epoch continues after its first `batches` batches."""
+        raise NotImplementedError("cannot resume in the middle of an epoch")
 
 
 class Rbtool(Library):
-    """rbtool: the dataset itself, in the layout that it has."""
+    """rbtool: the dataset itself, in its layout."""
 
     name, package, form = "rbtool", "rbtool", ""
 
@@ -106,7 +106,7 @@ class Rbtool(Library):
 
     @property
     def _rbtool(self) -> Any:
-        return importlib.import_module("rbtool")  # by name: this module is a program of its own
+        return importlib.import_module("rbtool")  # by name: this file runs as a script, without a package
 
     def open(self) -> None:
         """Open the buffer."""
@@ -252,7 +252,7 @@ class Datasets(Library):
         import datasets
 
         datasets.disable_progress_bars()
-        # Not format "numpy": it makes float32 of float64, and whole numbers of 64 bits of bytes.
+        # Not format "numpy", which turns float64 into float32 and uint8 into int64.
         self._rows: Any = datasets.load_from_disk(str(self.folder / "rows")).with_format("arrow")
         self._columns: dict[str, Any] = {}
 
@@ -280,7 +280,7 @@ class Datasets(Library):
         return {action: actions.reshape(*rows.shape, *actions.shape[1:]), **images}
 
     def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
-        """Shuffle the indices; `skip` goes on where an epoch stopped."""
+        """Shuffle the indices; `skip` resumes where an epoch stopped."""
         rows = self._rows.shuffle(seed=seed, keep_in_memory=True)
         return map(self._arrays, rows.skip((start or 0) * size).iter(batch_size=size))
 
@@ -321,7 +321,7 @@ class Grain(Library):
 
     @classmethod
     def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
-        """Write a record a row: the bytes of its keys after each other."""
+        """Write a record for each row: the bytes of its keys, concatenated."""
         from array_record.python.array_record_module import ArrayRecordWriter
 
         for name, keys in cls._files({key: array.ndim - 1 for key, array in plain.items()}).items():
@@ -366,7 +366,7 @@ class Grain(Library):
         return found
 
     def chunks(self, index: Any, steps: int, action: str, image: str) -> Batch:
-        """Read the records of actions and of images, where these are in files of their own."""
+        """Read the records of actions and of images from the files that have them."""
         rows, found = following(self.stops, index, steps), {}
         for keys, source in self._sources.values():
             if action in keys:
@@ -377,7 +377,7 @@ class Grain(Library):
         return found
 
     def epoch(self, seed: int, size: int, start: Any = None) -> Iterator[Batch]:
-        """Shuffle the numbers of rows, and read a batch of them at once."""
+        """Shuffle row numbers, and read the rows of a batch at once."""
         import grain
 
         numbers = grain.MapDataset.range(self.count).seed(seed).shuffle().batch(size).map(self.rows)
@@ -398,7 +398,7 @@ class Mosaic(Library):
 
     @classmethod
     def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
-        """Write a sample a row."""
+        """Write a sample for each row."""
         from streaming import MDSWriter
 
         columns = {}
@@ -414,8 +414,8 @@ class Mosaic(Library):
         """Open the shards."""
         from streaming import StreamingDataset
 
-        # Shared memory that an ended process has left is in nobody's way: names go on after it. It is not cleaned up,
-        # because `clean_stale_shared_memory` takes it from running jobs as well.
+        # `clean_stale_shared_memory` is not called, because it also removes the shared memory of running jobs. What
+        # an ended process has left does no harm: new names skip those in use.
         self._rows: Any = StreamingDataset(local=str(self.folder / "rows"), batch_size=1)
         self._loader: Any = None
 
@@ -437,14 +437,14 @@ class Mosaic(Library):
         """Read the batches of a loader."""
         from streaming import StreamingDataLoader, StreamingDataset
 
-        local, nodes = str(self.folder / "rows"), 1  # several repeat samples, to have the same number each
+        local, nodes = str(self.folder / "rows"), 1  # several nodes repeat samples, to get the same number each
         rows = StreamingDataset(
             local=local, shuffle=True, shuffle_seed=seed, batch_size=size, num_canonical_nodes=nodes
         )
         return self._begun(StreamingDataLoader(rows, batch_size=size, collate_fn=self._stacked), start)
 
     def _begun(self, loader: Any, start: Any) -> Iterator[Batch]:
-        """Return the batches of a loader, from a state on if there is one."""
+        """Return the batches of a loader, which resumes from `start` if that is given."""
         self._loader = loader
         if start is not None:
             loader.load_state_dict(start)
@@ -462,7 +462,7 @@ class Litdata(Mosaic):
 
     @classmethod
     def prepare(cls, plain: Mapping[str, Any], lengths: Any, folder: Path) -> None:
-        """Write an item a row."""
+        """Write an item for each row."""
         from litdata.streaming.writer import BinaryWriter
 
         writer = BinaryWriter(str(folder / "rows"), chunk_bytes="64MB")
@@ -496,7 +496,7 @@ LIBRARIES: dict[str, type[Library]] = {
 def row_digests(batch: Batch, types: Mapping[str, tuple[str, list[int]]]) -> list[bytes]:
     """Return a digest of each row: of the bytes of the keys in `types`, in their order.
 
-    Equal values of another element type are equal: some libraries return bytes as whole numbers of 64 bits.
+    Values are converted to the dtype in `types` first, if that loses nothing: some libraries return uint8 as int64.
     """
     arrays = [_typed(np.asarray(batch[key]), np.dtype(kind)) for key, (kind, _) in types.items()]
     return [
@@ -511,12 +511,12 @@ def _typed(array: Any, dtype: Any) -> Any:
 
 
 def joined(digests: Sequence[bytes]) -> str:
-    """Return a digest of digests, in their order."""
+    """Return one digest of several digests, which depends on their order."""
     return hashlib.blake2b(b"".join(digests), digest_size=16).hexdigest()
 
 
 class Reading:
-    """A library that is asked for rows, epochs and their continuation."""
+    """The requests that a process answers: reads batches and epochs of a library, and digests or times them."""
 
     def __init__(self, library: Library, action: str, image: str) -> None:
         self._library, self._of = library, (action, image)
@@ -531,7 +531,7 @@ class Reading:
         return joined(row_digests(batch, types if job == "frames" else {key: types[key] for key in self._of}))
 
     def timed(self, job: str, indexes: list[list[int]], steps: int) -> Any:
-        """Read batches, the first of them untimed; return seconds."""
+        """Read batches, the first of them untimed; return the measurements of a `Clock`."""
         first, *others = [np.array(index) for index in indexes]
         self._read(job, first, steps)
         started = Clock()
@@ -540,7 +540,7 @@ class Reading:
         return started.took() | {"rows": sum(map(len, others))}
 
     def epoch(self, seed: int, size: int, most: int, stop: int | None = None, start: Any = None) -> Any:
-        """Read an epoch, or `stop` batches of it; return digests, the order of the rows and the state."""
+        """Read an epoch, or `stop` batches of it; return a digest of the rows, their order, and the state."""
         rows: list[bytes] = []
         order: list[int] = []
         batches = 0
@@ -557,35 +557,35 @@ class Reading:
         }
 
     def timed_epoch(self, seed: int, size: int, most: int) -> Any:
-        """Read up to `most` batches of an epoch; return seconds and rows."""
+        """Read up to `most` batches of an epoch; return the measurements and the number of rows."""
         started, rows = Clock(), 0
         for batch in islice(self._library.epoch(seed, size), most):
             rows += len(batch[ROW])
         return started.took() | {"rows": rows}
 
     def timed_resume(self, seed: int, size: int, state: Any) -> Any:
-        """Go on from a state; return the seconds until the first batch is there."""
+        """Resume an epoch from a state; return the measurements until the first batch."""
         started = Clock()
         next(self._library.epoch(seed, size, state))
         return started.took()
 
 
 class Clock:
-    """Wall and processor seconds since it was made, and bytes that were read."""
+    """Measures wall time, processor time and bytes read since its construction."""
 
     def __init__(self) -> None:
         self._read = _about_process()[0]
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def took(self) -> dict[str, Any]:
-        """Return them, and the bytes of memory that no file backs."""
+        """Return the measurements, and the anonymous memory of this process in bytes."""
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         read, memory = _about_process()
         return {"wall": wall, "cpu": cpu, "memory": memory, "read": read - self._read}
 
 
 def _about_process() -> tuple[int, int]:
-    """Return how many bytes this process has read, and has in memory of its own; 0 where the system does not say."""
+    """Return the bytes that this process has read, and its anonymous memory; (0, 0) on systems without `/proc`."""
     try:
         with open("/proc/self/io", encoding="ascii") as io, open("/proc/self/status", encoding="utf-8") as status:
             found = dict(line.split(":", 1) for line in (*io, *status))
@@ -595,7 +595,7 @@ def _about_process() -> tuple[int, int]:
 
 
 def answers(name: str) -> None:
-    """Answer the questions of standard input, a line each, until it ends."""
+    """Answer the requests on standard input, one per line, until it ends."""
     library, reading, replies = LIBRARIES[name], None, sys.stdout
     for line in sys.stdin:
         do, *asked = json.loads(line)
@@ -632,7 +632,7 @@ def _versions(package: str) -> dict[str, str]:
 
 
 def _one_thread() -> None:
-    """Have torch use one thread, where it is installed: all sides have as many."""
+    """Limit torch, if it is installed, to one thread, so that all libraries have equally many."""
     if importlib.util.find_spec("torch") is not None:
         import torch
 

@@ -1,4 +1,4 @@
-"""`cache ls`, `rm`, `prune` and `verify`: the storage root, its entries, and their removal."""
+"""`cache ls`, `rm`, `prune` and `verify`: list, remove and verify what is stored below the storage root."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class CacheProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVerifyResult(Result):
-    """How much was read and compared, and the differences."""
+    """The number of datasets, originals and bytes that were compared, and the problems."""
 
     kind: ClassVar[str] = "cache verify"
     root: Path
@@ -253,7 +253,7 @@ def verify(*names: PathLike, root: PathLike | None = None, progress: Progress | 
 
 
 def _with_originals(entries: Sequence[CacheEntry], chosen: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Add the originals of which no dataset remains."""
+    """Add the originals from which no remaining dataset was made."""
     paths = {entry.path for entry in chosen}
     left = {entry.original for entry in entries if entry.original and entry.path not in paths}
     orphans = {entry.original for entry in chosen if entry.original} - left
@@ -337,13 +337,13 @@ class CacheEntry:
     - `dataset`, `checkpoint`;
     - `original`: source files that were kept after the conversion;
     - `partial`: source files that are incomplete or not converted yet;
-    - `leftover`: temporary files of a process that died, or that is still running;
+    - `leftover`: temporary files of a process that has died or is still running;
     - `listing`: the cached listing of a remote;
-    - `stream`: shards of a stream, which are fetched again where they are missing.
+    - `stream`: cached shards of a stream, which can be fetched again.
 
-    `bytes` is the size of all its files. `last_used` is a UTC time: the last opening of a dataset by name or path, the
-    last change of anything else. `original` is the name of what a dataset was made from. `in_use` is True while a
-    process has it locked, `prunable` if `prune` removes it; `problem` is set if it cannot be read.
+    `bytes` is the size of all its files. `last_used` is a UTC time: the last opening of a dataset by name or path, or
+    the last change of another item. `original` is the name of the original that a dataset was made from. `in_use` is
+    True while a process has the item locked, `prunable` if `prune` removes it; `problem` is set if it cannot be read.
     """
 
     name: str
@@ -424,7 +424,7 @@ def _leftovers(root: Path) -> Iterator[CacheEntry]:
 
 
 def _half_written(root: Path) -> Iterator[CacheEntry]:
-    """Yield the cached statistics that a process was writing when it died."""
+    """Yield unfinished files of cached statistics, which a killed process has left."""
     folder = root / ".stats"
     for path in sorted(folder.glob(".*.new")) if not folder.is_symlink() else ():
         if path.is_file() and not path.is_symlink():
@@ -475,7 +475,7 @@ def _originals(root: Path) -> Iterator[CacheEntry]:
 
 
 def _state(original: Originals) -> tuple[Literal["original", "partial"], str | None]:
-    """Return `original` if the user asked to keep it, also where that cannot be read, and what is wrong with it."""
+    """Return the kind of an original, and its problem if any; if its record cannot be read, it counts as kept."""
     try:
         record = original.record()
     except (RbtoolError, OSError) as error:
@@ -506,7 +506,7 @@ def _streams(root: Path) -> Iterator[CacheEntry]:
         if path.is_dir() and not path.is_symlink():
             in_use = _in_use(path)
             files = [one.lstat() for one in path.rglob("*") if one.is_file()]
-            size = sum(one.st_blocks for one in files) * _BLOCK  # the files of shards have holes
+            size = sum(one.st_blocks for one in files) * _BLOCK  # the files are sparse: parts of shards are fetched
             used = _time(max((one.st_mtime for one in files), default=None))
             yield CacheEntry(f".streams:{path.name}", "stream", path, size, used, in_use=in_use, prunable=not in_use)
 

@@ -1,6 +1,7 @@
 """`check`: test a dataset or checkpoint against the rules of TED and its manifest, or a raw dataset of another library.
 
-The rules of rows are in `core.ted.rules`. Here are the runs over them, and `VideoRule` about kept videos.
+The rules about rows are in `core.ted.rules`. This module runs the rules over each kind of input, and has `VideoRule`,
+which decodes kept videos.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ from ..ted.schema import Field, ted_fields
 from .saved_buffers import BUFFER_RULES, NO_DIGESTS, buffer_findings
 
 _IN_ANY = (
-    "no digest verifies single episodes: what is damaged in a file may be in any of them, also in those that no "
+    "there are no digests of single episodes: the damage in a file may be in any of them, also in episodes that no "
     "finding names"
 )
-_NO_DATA = "rows and pictures were not read, and the rules about them did not run (--no-data)"
-_TAKEN = f"this was made with --skip-bad of a damaged dataset, and its digests do not cover that: {UNVERIFIED}"
+_NO_DATA = "rows and images were not read, and the rules about them did not run (--no-data)"
+_TAKEN = f"this was made from a damaged dataset with --skip-bad, and its digests do not reveal that: {UNVERIFIED}"
 Profile: TypeAlias = Literal["form", "data", "robot", "all"]
-"""Which rules run: those about form, and of those about behaviour the ones about data, about robots, or all."""
+"""Which rules run besides those about form: none (`form`), those about data, those about robots, or all."""
 _DIGESTS, _OPENS = RULE_BY_ID["TED013"].named, RULE_BY_ID["TED014"].named
 
 
@@ -68,9 +69,8 @@ _DIGESTS, _OPENS = RULE_BY_ID["TED013"].named, RULE_BY_ID["TED014"].named
 class CheckResult(Result):
     """The findings of the rules. `skipped` names the rules that cannot run on damaged files.
 
-    `unfinished` counts the episodes without an end, which is valid for the last ones of the checkpoint of a buffer.
-    `notes` name what cannot be checked because the files contain nothing to compare it with. `boundary` counts the
-    episodes of a raw dataset by the way in which they end.
+    `unfinished` counts the episodes without an end, which is valid for the last ones in the checkpoint of a buffer.
+    `notes` state what could not be checked, and why. `boundary` counts the episodes of a raw dataset by their end.
     """
 
     kind: ClassVar[str] = "check"
@@ -94,9 +94,9 @@ class CheckResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is asked of a check: which rules of behaviour, with which thresholds, and what is read.
+    """The arguments of a check: which rules about behaviour run, with which thresholds, and what is read.
 
-    `full` has all frames decoded, and without `data` only metadata are read.
+    With `full`, all frames are decoded; without `data`, only metadata is read.
     """
 
     full: bool
@@ -107,7 +107,7 @@ class _Asked:
     progress: Progress
 
     def doctor(self, fields: Sequence[Field], path: Path, **known: Any) -> Any:
-        """Make the rules of behaviour; None where they are not asked for, or not installed."""
+        """Make the rules about behaviour; None if they are not wanted or not installed."""
         if self.profile == "form" or "doctor" not in LEAVES:
             return None
         chosen = {None: None, "all": ("data", "robot")}.get(self.profile, (self.profile,))
@@ -130,34 +130,35 @@ def check(
 ) -> CheckResult:
     """Run every rule on a dataset, a checkpoint, or a TED folder that another tool wrote.
 
-    Besides the form, it looks at behaviour: at what a policy cannot be trained from though the form is right, such as
-    stuck joints, frozen cameras, copies of episodes, or statistics of other data. Episodes are compared with each
-    other, so that a threshold fits any robot; all findings about behaviour are warnings.
+    Rules about form are errors. Rules about behaviour are warnings: they find data that has the right form and still
+    spoils training, such as stuck joints, frozen cameras, copies of episodes, or statistics of other data. They compare
+    the episodes with each other, so that the thresholds fit any robot.
 
-    All files are read once for the digests and once for the rows, in bounded memory. The checkpoint of a buffer
-    (rbtool's or TorchRL's) is also checked for consistency between its parts; its contents need not be steps, and its
-    last episodes may be unfinished. For a dataset of another library, the rules about rows run on what a conversion
-    would make of it. A mixture has each of its datasets checked once, and that they have not changed since it was
-    mixed.
+    All files are read once for the digests and once for the rows, in bounded memory. The parts of a saved buffer
+    (rbtool's or TorchRL's) are also compared with each other; its elements need not be steps, and its last episodes may
+    be unfinished. For a dataset of another library, the rules about rows run on the rows that a conversion would write.
+    For a mixture, each dataset is checked, and that none has changed since it was mixed.
 
     Args:
         dataset: a path or `source:id`.
         format: the name of the format, instead of detecting it, as in `convert`.
-        profile: `form` for the rules about form alone; `data` for episodes, rewards and metadata as well, `robot` for
-            motion, time and pictures, `all` for both. Default: `data`, and `robot` where there are cameras or a rate.
-        full: decode all frames of kept videos that rows refer to; by default some, evenly spread. A note says how many.
-        data: read rows and pictures. Without, only what metadata state is compared with itself and with the files: that
-            they are there, their sizes, and how many rows they have. For datasets of rbtool and of LeRobot.
+        profile: `form` for only the rules about form; `data` for those about episodes, rewards and metadata as well,
+            `robot` for those about motion, time and images, `all` for both. Default: `data`, and `robot` if there are
+            cameras or a rate.
+        full: decode all frames of kept videos that rows refer to; by default a sample, evenly spread. A note states its
+            size.
+        data: read rows and images. False compares only the metadata with itself and with the files: their existence,
+            sizes and numbers of rows. For datasets of rbtool and of LeRobot.
         thresholds: thresholds of the rules about behaviour by name, or a TOML file of them; the others have their
             defaults.
-        baseline: a file that `check --json` printed: findings that it has are accepted, and not reported again. If it
-            is about several datasets, those of this one.
+        baseline: a file with the output of an earlier `check --json`, whose findings are not reported again. If it is
+            about several datasets, those of this one.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
         options: for some formats only, as in `convert`.
 
     Returns:
-        The findings. A file that this version cannot read below a valid manifest is one of them.
+        The findings. A file that is listed in a valid manifest and cannot be read by this version is one of them.
 
     Raises:
         DatasetNotFoundError, FormatError: there is no data to check.
@@ -167,7 +168,8 @@ def check(
         require_choice("profile", profile, get_args(Profile))
     if not data and (full or profile == "robot"):
         raise UsageError(
-            "without data, no frame is decoded and no motion is looked at", hint="leave out --no-data, or the other"
+            f"--no-data reads no rows and no images, which {'--full' if full else '--profile robot'} needs",
+            hint="leave one of them out",
         )
     named = thresholds if thresholds is None or isinstance(thresholds, Mapping) else Path(thresholds)
     limits = None if named is None else from_leaf("thresholds").of(named)
@@ -193,9 +195,9 @@ def _with_flags(one: Finding, flags: str) -> Finding:
 
 
 def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:
-    """Return the findings in what `check --json` printed: rules and messages. UsageError for another file.
+    """Return the rules and messages of the findings in a file that `check --json` printed; UsageError for other files.
 
-    If it is about several datasets, only findings about the one at `place`, or of this name, count.
+    If the file is about several datasets, only the findings about the one named `dataset` or at `place` count.
     """
     try:
         document = parse_json(read_regular(path), str(path))
@@ -215,7 +217,7 @@ def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str
 
 
 def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _Asked, started: float) -> CheckResult:
-    """Run the rules that fit what is at a path."""
+    """Run the rules that apply to the kind of data at `path`."""
     if is_mixture(path):
         refuse_raw_options(path, {"format": format, **given})
         return _check_mixture(path, asked, started)
@@ -223,7 +225,8 @@ def _checked(path: Path, format: str | None, given: Mapping[str, Any], asked: _A
         refuse_raw_options(path, {"format": format, **given})
         if not asked.data:
             raise UsageError(
-                f"{path} is a saved buffer, which has no metadata to check alone", hint="leave out --no-data"
+                f"{path} is a saved buffer, whose metadata cannot be checked without its data",
+                hint="leave out --no-data",
             )
         return _check_buffer(path, asked, started)
     of_storage = is_of_buffer(path)
@@ -267,7 +270,7 @@ _DAMAGE = frozenset({"TED011", "TED012", "TED013", "TED014", "TED017"})
 
 
 def _proposing(findings: Sequence[Finding], path: Path, episodes: int) -> list[Finding]:
-    """Add the commands that leave out episodes with numbers that are not finite, and those that are damaged."""
+    """Add commands to findings: to leave out episodes with NaN or infinite values, and damaged episodes."""
     place = shlex.quote(str(path))
     damaged = [one for one in findings if one.rule in _DAMAGE and one.severity == "error"]
     named = {number for one in damaged for number in one.episodes}
@@ -278,20 +281,20 @@ def _proposing(findings: Sequence[Finding], path: Path, episodes: int) -> list[F
         if one.rule in mends and (one.episodes or one.rule in _DAMAGE) and "doctor" in LEAVES:
             mend = f"rbtool clean {place} DEST --drop {mends[one.rule]}"
         elif one in damaged and one.rule != "TED014":
-            mend = f"make the dataset again, or take what breaks no rule: rbtool convert {place} DEST --skip-bad"
+            mend = f"make the dataset again, or keep its sound episodes: rbtool convert {place} DEST --skip-bad"
         found.append(replace(one, mend=mend) if mend and not one.mend else one)
     return found
 
 
 def _check_mixture(path: Path, asked: _Asked, started: float) -> CheckResult:
-    """Check the datasets of a mixture, whose names their findings and notes start with, and that they can be mixed."""
+    """Check that a mixture can be opened, and each of its datasets; their names precede their findings and notes."""
     mixture, findings, places = read_mixture(path), list[Finding](), dict[Path, str]()
     try:
         places = {one.path: one.member.name for one in open_mixture(path, lambda reader: None, asked.root).datasets}
     except (RbtoolError, OSError) as error:
         hint = error.hint if isinstance(error, RbtoolError) else ""
         findings = [Finding(*_OPENS, "error", f"{error}; {hint}" if hint else str(error))]
-        for member in mixture.dataset:  # those that are there, without mixtures in the mixture
+        for member in mixture.dataset:  # the datasets that exist; nested mixtures are left out
             with contextlib.suppress(RbtoolError, OSError):
                 places[member.place(path, asked.root)] = member.name
         places = {place: name for place, name in places.items() if not is_mixture(place)}
@@ -323,13 +326,13 @@ def _check_raw(
 
 
 def _check_metadata(reader: Reader, asked: _Asked, started: float) -> CheckResult:
-    """Check what the metadata of a raw dataset state, and its files without their contents."""
+    """Check the metadata of a raw dataset and the existence and sizes of its files, without reading rows."""
     path = reader.path
     try:
         metadata = reader.stated_metadata(files=True)
         if metadata is None:
             raise UsageError(
-                f"the format of {path} has no metadata beside its rows: without them, nothing can be checked",
+                f"the format of {path} has no metadata that could be checked without its rows",
                 hint="leave out --no-data",
             )
         findings = [
@@ -348,7 +351,7 @@ def _check_metadata(reader: Reader, asked: _Asked, started: float) -> CheckResul
 
 
 def _without_data(reader: StepReader, started: float) -> CheckResult:
-    """Check the files of a dataset without their contents, and the form of its episode table."""
+    """Check the existence and sizes of a dataset's files and its episode table, without reading rows."""
     rules = [rule for rule in FOLDER_RULES if rule.rule_id != _DIGESTS[0]]
     findings = [finding for rule in rules for finding in rule.findings(reader)]
     steps = reader.manifest.steps
@@ -361,7 +364,7 @@ def _without_data(reader: StepReader, started: float) -> CheckResult:
 
 
 def _check_buffer(path: Path, asked: _Asked, started: float) -> CheckResult:
-    """Run the rules about saved buffers and, if the buffer holds steps of episodes, those about rows."""
+    """Run the rules about saved buffers and, if the buffer holds steps of episodes, the rules about rows."""
     findings, verified = buffer_findings(path)
     notes = () if verified else (NO_DIGESTS,)
     names = [*(rule.rule_id for rule in DATA_RULES), EpisodeTableRule.rule_id]
@@ -398,13 +401,13 @@ def _without_final(reader: StepReader) -> list[str]:
     """Return notes on the episodes whose last step has no next observation in the source."""
     counts = reader.manifest.boundary
     repeated, dropped = counts.final_repeated, counts.final_dropped
-    notes = [f"the last next observation of {counted(repeated, 'episode')} is a repetition: their source has none"]
-    notes += [f"the last step of {counted(dropped, 'episode')} was left out: their source has no observation after it"]
+    notes = [f"the last next observation of {counted(repeated, 'episode')} is a copy: the source has none"]
+    notes += [f"the last step of {counted(dropped, 'episode')} was left out: the source has no observation after it"]
     return [note for note, count in zip(notes, (repeated, dropped), strict=True) if count]
 
 
 def _unopened(path: Path, error: FormatError, started: float) -> CheckResult:
-    """Report why a dataset cannot be opened and, if its list of files is valid, which other files are damaged."""
+    """Report why a dataset cannot be opened and, if its manifest is valid, which other files are damaged."""
     try:
         files = ListedFiles.at(path)
     except (FormatError, OSError):
@@ -422,7 +425,7 @@ def _unopened(path: Path, error: FormatError, started: float) -> CheckResult:
 
 
 def _all_rules() -> list[str]:
-    """Return the stable ids of all rules that run on an open dataset."""
+    """Return the ids of all rules that run on an open dataset."""
     return [
         *(rule.rule_id for rule in DATA_RULES),
         VideoRule.rule_id,
@@ -453,7 +456,7 @@ def _data_findings(
 ) -> tuple[list[Finding], int, list[str]]:
     """Run the rules that read rows; return their findings, the number of episodes, and the ids of the rules not run.
 
-    None runs on damaged files or if the episode table cannot be read.
+    No rule runs if files are damaged or the episode table cannot be read.
     """
     names = [*(rule.rule_id for rule in DATA_RULES), *([VideoRule.rule_id] if videos else []), EpisodeTableRule.rule_id]
     if damaged:
@@ -501,18 +504,18 @@ def _episodes_found(table: EpisodeTable, lost: Array, what: str, rule: tuple[str
 
 
 def _videos(reader: StepReader) -> dict[str, Path]:
-    """Return where a buffer looks for the files of kept videos and their indexes, by name."""
+    """Return the paths of kept videos and their indexes, by name."""
     names = (file.path for file in reader.manifest.files if file.path.startswith(VIDEOS))
     return {name.removeprefix(VIDEOS): reader.path / name for name in names}
 
 
 def _as_converted(reader: StepReader) -> bool:
-    """Return whether no step of the provenance can have changed observations."""
+    """Return whether the provenance has only steps that leave observations unchanged."""
     return {step.verb for step in reader.manifest.provenance} <= {"convert", "download"}
 
 
 def _spaces(reader: StepReader) -> Mapping[str, Any]:
-    """Return the recorded spaces; none of rows that a function or an operation has made of those recorded."""
+    """Return the recorded spaces; {} after `preprocess`, whose rows need not be in them."""
     made = any(step.verb == "preprocess" for step in reader.manifest.provenance)
     return {} if made else reader.manifest.spaces
 
@@ -522,24 +525,24 @@ def _findings(rules: Sequence[Rule]) -> Iterator[Finding]:
         yield from rule.findings()
 
 
-# Repair ----------------------------------------------------------------------------------------------
+# Kept videos -----------------------------------------------------------------------------------------
 
 
 _SAMPLED_FRAMES = 1_000
-"""About how many frames are decoded of a dataset, unless all are."""
+"""About how many frames of a dataset are decoded without `full`."""
 _SAMPLED_PIXELS, _LEAST_PIXELS = 400_000_000, 20_000
-"""About how many pixels are decoded if rules look at them, and how many a frame costs besides its own."""
+"""About how many pixels are decoded if rules look at images, and the fixed cost of a frame in pixels."""
 _AT_ONCE = 8
-"""How many decoded frames a thread has in memory."""
+"""The decoded frames that a thread has in memory."""
 _LEAST_GROUPS = 64
-"""From how many groups of frames on a video is decoded by several threads."""
+"""The groups of frames per thread from which a video is decoded by several threads."""
 
 
 class VideoRule(Rule):
-    """Rows refer to frames of kept videos that are there and can be decoded.
+    """Checks that the frames of kept videos to which rows refer exist and can be decoded.
 
-    `videos` are the files and their indexes by name, and `folder` is where others would be. Groups of frames that are
-    decoded from one key frame are decoded whole: some of them, evenly spread, or with `full` all that rows refer to.
+    `videos` are the files and their indexes by name; `folder` is where missing ones would be. Frames are decoded in
+    groups, from one key frame to the next: with `full` all groups that rows refer to, else a sample, evenly spread.
     """
 
     rule_id = "TED017"
@@ -561,12 +564,12 @@ class VideoRule(Rule):
         self._progress = progress
         self._full = full
         self._doctor = doctor
-        # Of each video, what episodes refer to: number, first and last frame.
+        # For each video, the references of episodes to it: number of the episode, first and last frame.
         self._uses: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self.notes: list[str] = []
 
     def see(self, rows: Rows) -> None:
-        """Note which frames the episodes in these rows refer to; the id 0 is padding."""
+        """Collect the frames that the episodes in these rows refer to; the id 0 is padding."""
         for key in self._keys:
             references = rows.columns[key].reshape(len(rows), 2)
             edges = (np.diff(references[:, 0]) != 0) | (np.diff(rows.episode) != 0)
@@ -576,7 +579,7 @@ class VideoRule(Rule):
                     self._uses[video].append((int(rows.episode[run[0]]), int(frames.min()), int(frames.max())))
 
     def findings(self) -> list[Finding]:
-        """Look for the frames in the indexes, and decode."""
+        """Compare the references with the indexes, and decode frames."""
         found: list[Finding] = []
         indexes: dict[int, VideoIndex] = {}
         parts = [np.empty((0, 3), np.int64)]
@@ -630,11 +633,11 @@ class VideoRule(Rule):
             )
         if self._doctor is not None and not seen.all():
             looked = _frames(chosen[chosen[:, 3] > 0])
-            self.notes.append(f"pictures of {looked:,} of the decoded frames were compared, evenly spread")
+            self.notes.append(f"the images of {looked:,} of the decoded frames were compared, evenly spread")
         return found
 
     def _budget(self, indexes: Mapping[int, VideoIndex]) -> int:
-        """Return how many frames are decoded without `full`: more of small ones, if rules look at them."""
+        """Return how many frames are decoded without `full`; if rules look at images, more for small images."""
         if self._doctor is None or not indexes:
             return _SAMPLED_FRAMES
         video, index = next(iter(indexes.items()))
@@ -645,7 +648,7 @@ class VideoRule(Rule):
             return _SAMPLED_FRAMES
 
     def _index(self, video: int) -> VideoIndex:
-        """Read the index of a video; FormatError where the file or its index is missing or damaged."""
+        """Read the index of a video; FormatError if the video or its index is missing or damaged."""
         path, index = self._place(video), self._videos.get(index_name(video))
         if not path.is_file() or index is None or (isinstance(index, Path) and not index.is_file()):
             missing = path if not path.is_file() else path.with_name(index_name(video))
@@ -654,12 +657,16 @@ class VideoRule(Rule):
         return VideoIndex.from_bytes(data, str(path.with_name(index_name(video))))
 
     def _place(self, video: int) -> Path:
-        """Where the file of a video is, or would be."""
+        """Return the path of a video, whether it exists or not."""
         place = self._videos.get(video_name(video))
         return place if isinstance(place, Path) else self._folder / video_name(video)
 
     def _groups(self, video: int, index: VideoIndex) -> Array:
-        """Return the groups of frames that rows refer to, int64 `[n, 3]`: the video, the first frame, the one after."""
+        """Return the groups of frames that rows refer to, int64 `[n, 3]`: the video, the first frame, the one after.
+
+        `used` is +1 where a reference begins and -1 after its end, so that its running sum counts the references to
+        each frame. `before[k]` counts the used frames below k: a group is used if it differs at the two bounds.
+        """
         bounds, used = np.append(index.keys, len(index)), np.zeros(len(index) + 1, np.int64)
         for _, first, last in self._uses[video]:
             used[first] += 1
@@ -691,7 +698,7 @@ class VideoRule(Rule):
         return [self._finding(video, problem, bad)] if bad else []
 
     def _finding(self, video: int, message: str, groups: Sequence[tuple[int, int]] | None = None) -> Finding:
-        """Report a video, with the episodes that refer to these groups of its frames, or to any."""
+        """Return a finding about a video, with the episodes that refer to frames in `groups`, or to any frame."""
         episodes = {
             episode
             for episode, first, last in self._uses[video]
@@ -705,7 +712,7 @@ def _frames(groups: Array) -> int:
 
 
 def _holding(groups: Array, frames: Sequence[tuple[int, int]]) -> Array:
-    """Mark the groups that hold some of these frames, which are pairs of a video and a frame, bool `[n]`."""
+    """Mark the groups that contain one of `frames`, which are pairs of a video and a frame, bool `[n]`."""
     found, by_video = np.zeros(len(groups), bool), defaultdict[int, list[int]](list)
     for video, frame in frames:
         by_video[video].append(frame)
@@ -717,7 +724,7 @@ def _holding(groups: Array, frames: Sequence[tuple[int, int]]) -> Array:
 
 
 def _marked(groups: Array, most: int) -> Array:
-    """Mark groups with about `most` frames, from the first to the last, bool `[n]`."""
+    """Mark evenly spread groups that have about `most` frames together, bool `[n]`."""
     total = _frames(groups)
     if total <= most:
         return np.ones(len(groups), bool)
@@ -731,9 +738,9 @@ _READS = RULE_BY_ID["TED014"].named
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What the rules found, how many steps and episodes a conversion would have, and how those end.
+    """The findings about a raw dataset, the steps and episodes that a conversion would have, and how those end.
 
-    `behaviour` is how many rules about behaviour ran, and `unread` how many episodes cannot be read.
+    `behaviour` counts the rules about behaviour that ran, `unread` the episodes that cannot be read.
     """
 
     findings: tuple[Finding, ...]
@@ -746,9 +753,9 @@ class SourceReport:
 
 
 def check_source(reader: Reader, asked: _Asked) -> SourceReport:
-    """Read all episodes, and run the rules on the rows of those that can be read; a finding names each other one.
+    """Run the rules on the rows of all readable episodes of a raw dataset; a finding names each other episode.
 
-    Memory is bounded by a piece of an episode. Raises what `Reader.facts` raises other than FormatError.
+    Memory is bounded by a piece of an episode. Errors of `Reader.facts` other than FormatError are raised.
     """
     try:
         stated = reader.stated()
@@ -766,7 +773,7 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
     table, notes = run.table, run.facts.notes
     try:
         notes = reader.facts().notes
-    except FormatError as error:  # of the source as a whole, or of an episode that is named already
+    except FormatError as error:  # about the source as a whole, or an episode that a finding names already
         findings += [] if run.unread else [Finding(*_READS, "error", with_hint(str(error), error.hint))]
     if doctor is not None:
         texts = dict(zip(table.episode.tolist(), run.text, strict=True))
@@ -781,7 +788,7 @@ def check_source(reader: Reader, asked: _Asked) -> SourceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesResult(Result):
-    """The rules of `check`: id, name, what each is about, the severities of its findings, and what it checks."""
+    """The rules of `check`: id, name, subject, severities of the findings, and what the rule checks."""
 
     kind: ClassVar[str] = "rules"
     rules: tuple[RuleEntry, ...] = field(default_factory=known_rules)

@@ -1,4 +1,4 @@
-"""`checkpoint save`, `checkpoint load` and `checkpoint verify`: steps in the form that a reader needs."""
+"""`checkpoint save`, `checkpoint load` and `checkpoint verify`: datasets as checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _H5_NAME = "checkpoint.h5"
 _LOAD = "checkpoint load"
 _LOST = frozenset({"episodes.seed", "episodes.has_seed", "episodes.end_reason", "episodes_text"})
 """Entries that TorchRL's layout cannot store."""
-_ROWS_ONLY = "TorchRL's layout keeps the rows alone: no episode table, no text, no spaces, no digests"
+_ROWS_ONLY = "TorchRL's layout keeps only the rows: no episode table, no text, no spaces, no digests"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaveResult(Published):
-    """A checkpoint. `dataset_digest` is the content digest of the dataset that `load` restores.
+    """A written checkpoint. `dataset_digest` is the content digest of the dataset that `load` restores.
 
-    `explicit_next` counts the episodes whose next observations are not the next rows and are stored in full.
+    `explicit_next` counts the episodes whose next observations differ from the following rows and are stored in full.
     """
 
     kind: ClassVar[str] = "checkpoint save"
@@ -90,16 +90,16 @@ def save(asked: SaveOptions) -> CheckpointSaveResult:
         form: `ted` (a copy), `flat` (each observation once), `nested` (flat, and ragged tensors for tensordict) or `h5`
             (one file).
         compression: for `h5`: `gzip`, `gzip:1` to `gzip:9`, or `lzf`.
-        for_library: `torchrl` writes the rows as TorchRL lays out a storage in that form.
-        durable: what a power failure leaves, as for `ReplayBuffer.dumps`.
+        for_library: `torchrl` writes the layout of TorchRL's checkpointers of that form.
+        durable: what survives a power failure, as for `ReplayBuffer.dumps`.
         root: where stored datasets are.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
-        What was written. An equal checkpoint at `dest` is left as it is, and `already_there` is True; not in TorchRL's
-        layout, which does not record what it was made from.
+        What was written. An equal checkpoint at `dest` is left as it is, and `already_there` is True. TorchRL's layout
+        does not record its source, so that equal checkpoints in it are not recognised.
 
     Raises:
         UsageError: arguments make no sense, or something else is at `dest`.
@@ -169,7 +169,7 @@ def _save_for_torchrl(
         written = _build_for_torchrl(source, staging.path, form, compression, asked.reporter)
         return Outcome(manifest, {"bytes": written, "content_digest": None})
 
-    # An H5 file is published as it is if the destination is named like one, else in a folder.
+    # An HDF5 file is published as a file if the destination has its suffix, else in a folder.
     name = _H5_NAME if form == "h5" and target.suffix == ".h5" else None
     staging = _TorchrlStaging(target, replace=asked.force, durable=asked.durable)
     planned = Outcome(manifest, {"bytes": size, "content_digest": None})
@@ -181,14 +181,14 @@ def _save_for_torchrl(
 def load(asked: LoadOptions) -> CheckpointLoadResult:
     """Restore the dataset of a checkpoint, with the same content digest.
 
-    The valid rows of the checkpoint of a buffer or of a storage of steps, rbtool's or TorchRL's (a folder or a file),
-    become a dataset, lane by lane and oldest first. An unfinished episode is marked truncated, with a note.
+    The checkpoint may also be that of a buffer or a storage of steps, rbtool's or TorchRL's (a folder or a file): its
+    valid rows become a dataset, lane by lane and oldest first. An unfinished episode is marked truncated, with a note.
 
     Args:
         checkpoint: the folder or the file.
         dest: the folder to write.
-        layout, compress: as in `convert`. A dataset in layout `packed` equals the one that converting afterwards makes,
-            and is compared with the digest of the saved dataset.
+        layout, compress: as in `convert`. With layout `packed`, the result equals that of a later `convert`, and is
+            compared with the digest of the saved dataset.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
         progress: shows how far it is; default: nothing is shown.
@@ -286,7 +286,7 @@ def _require_form(asked: SaveOptions) -> Compression:
     if library not in (None, *_LIBRARIES):
         raise UsageError(f"checkpoints are not written for {library!r}", hint=f"take {', '.join(_LIBRARIES)}")
     if library is not None and form == "ted":
-        raise UsageError(f"for {library} whole episodes are saved", hint="use --as flat, nested or h5")
+        raise UsageError(f"the form ted is not written for {library}", hint="use --as flat, nested or h5")
     if form not in get_args(Form):
         raise UsageError(f"checkpoint form {form!r} not found", hint=f"choose from {', '.join(get_args(Form))}")
     chosen = Compression.parse(asked.compression)

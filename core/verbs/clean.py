@@ -1,7 +1,7 @@
-"""`clean`: apply what the findings of `check` propose, and write the result as a new dataset.
+"""`clean`: write a new dataset with the changes that the findings of `check` propose.
 
-`check` finds, `convert` and `preprocess` write: here are the choice of what follows from each finding, and the one
-publication around them.
+`check` finds problems, and `convert` and `preprocess` write data. This module decides what to change for each finding,
+and publishes the result of all steps at once.
 """
 
 from __future__ import annotations
@@ -50,19 +50,20 @@ from .options import CleanOptions
 FIXES: Mapping[str, tuple[str, ...]] = {
     "stats": ("MET001",), "totals": ("MET002",), "retime": ("TIM002", "TIM003", "TIM004", "TIM005"),
 }  # fmt: skip
-"""The rules whose findings each part of the option `fix` mends."""
+"""The rules whose findings each value of the option `fix` resolves."""
 _IDLE, _SHORT, _ORPHANS, _GAPS, _RATE = "MOT006", "EPI004", "MET004", "TIM001", "TIM005"
 _LIKE = ("EPI002", "EPI003")
-"""Found by some rows of episodes alone: these are left out if that is asked for."""
+"""Rules about episodes that are partly alike: their episodes are left out only on request."""
 _PLAN = "clean.json"
-"""In the folder of an unfinished run: what it does."""
+"""The file in the folder of an unfinished run that identifies its work, for `resume`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What follows from a finding: the rule, what was found, and the episodes concerned.
+    """A change that resolves a finding: the rule, its message, and the episodes concerned.
 
-    `what` is `drop` (the episodes are left out), `trim` (their ends are cut off) or `fix` (time stamps or metadata).
+    `what` is `drop` (the episodes are left out), `trim` (their ends are cut off) or `fix` (time stamps or metadata are
+    corrected).
     """
 
     what: str
@@ -74,7 +75,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """A finding that stays as it is: `why`, and what may mend it."""
+    """A finding that is not resolved: `why` not, and in `mend` what may resolve it."""
 
     rule: str
     name: str
@@ -101,25 +102,25 @@ class CleanResult(Published):
 
 @takes(CleanOptions)
 def clean(asked: CleanOptions) -> CleanResult:
-    """Apply what the findings of `check` propose to a dataset, and write the result as a new one.
+    """Write a new dataset with the changes that the findings of `check` propose.
 
-    Without `drop`, `dedupe`, `min_length`, `trim_idle` and `fix`, everything is done that findings propose, other than
-    leaving out episodes that are nearly equal or parts of others, or more than half of all for one reason. With any of
-    these, only what they name. What no rule can mend, such as wrong names or rewards, stays and is listed in
-    `remaining`. A dataset of another library is converted on the way. The provenance of the result has the rule for
-    which each episode was left out.
+    Without `drop`, `dedupe`, `min_length`, `trim_idle` and `fix`, all proposed changes are made, except leaving out
+    episodes that are nearly equal to others or parts of them, or more than half of all episodes for one reason. With
+    any of these, only the changes that they name are made. Findings that no change resolves, such as wrong names or
+    rewards, are listed in `remaining`. A dataset of another library is converted first. The provenance of the result
+    records the rule for which each episode was left out.
 
     Args:
         dataset: a path or `source:id`, of rbtool or of another library.
         dest: the folder to write.
         drop: ids of rules, or names for them, as a list or separated by commas: episodes with such findings are left
             out. `rbtool check --rules` lists the rules.
-        dedupe: `exact`: leave out copies of episodes; `near`: nearly equal ones and parts of others as well.
+        dedupe: `exact` leaves out copies of episodes; `near` also leaves out nearly equal ones and parts of others.
         min_length: leave out episodes of fewer steps.
-        trim_idle: cut off long rest at the ends of episodes, but for 3 steps. Rewards and end flags of what is cut off
-            go to the steps that stay.
-        fix: `stats`: leave out statistics that contradict the data, as `export` makes new ones; `totals`: state those
-            of the result; `retime`: set time stamps to the number of the frame divided by the stated rate.
+        trim_idle: cut off long idle starts and ends of episodes, except for 3 steps. The rewards and end flags of the
+            steps that are cut off are moved to the remaining steps.
+        fix: `stats` leaves out statistics that contradict the data (`export` computes new ones); `totals` corrects the
+            totals; `retime` sets time stamps to the frame number divided by the stated rate.
         full, thresholds, baseline: as for `check`.
         num_workers: processes; 0: this one alone. Default: one per core, and one to read other libraries' datasets.
         resume: continue an interrupted run.
@@ -178,9 +179,9 @@ def _remaining(one: Finding, why: str) -> Remaining:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What is asked for: the rules whose episodes are left out, whether rest is cut off, and what is fixed.
+    """The chosen changes: the rules whose episodes are left out, whether idle ends are cut off, and what is fixed.
 
-    `everything` states that nothing was chosen, so that all proposals are followed.
+    `everything` is True if the user chose nothing, so that all proposed changes are made.
     """
 
     rules: frozenset[str]
@@ -210,14 +211,14 @@ class _Chosen:
 
     @property
     def profile(self) -> Literal["all"] | None:
-        """The rules that look: those about robots as well where one of them is asked for."""
+        """The profile of the check: `all` if a chosen rule is about robots, else the default one."""
         asked_for = self.rules | self.fixed | ({_IDLE} if self.trim else set())
         robot = any(rule in BY_ID and BY_ID[rule].profile == "robot" for rule in asked_for)
         return "all" if robot and not self.everything else None
 
     @property
     def fixed(self) -> frozenset[str]:
-        """The rules whose findings are mended without leaving out anything."""
+        """The rules whose findings are resolved without leaving out episodes."""
         rules = {rule for name in self.fix for rule in FIXES[name]}
         return frozenset(rules - ({_RATE} if self.everything else set()))
 
@@ -268,7 +269,7 @@ class _Cleaning:
         if damaged and not found:
             takes = f"rbtool convert {shlex.quote(str(self.path))} DEST --skip-bad"
             raise CorruptDataError(
-                f"{self.path} is damaged: {damaged[0].message}", hint=f"{takes} takes the episodes that break no rule"
+                f"{self.path} is damaged: {damaged[0].message}", hint=f"{takes} keeps the sound episodes"
             )
         reader = self.reader
         there = len(reader.stated().episode_numbers if isinstance(reader, Reader) else reader.episodes)
@@ -296,7 +297,7 @@ class _Cleaning:
 
     @cached_property
     def _concerned(self) -> dict[str, set[int]]:
-        """The episodes that are named by the findings of each rule."""
+        """For each rule, the episodes that its findings name."""
         found = defaultdict[str, set[int]](set)
         for one in self.found.findings:
             found[one.rule].update(one.episodes)
@@ -308,7 +309,7 @@ class _Cleaning:
 
     @cached_property
     def _judged(self) -> tuple[list[tuple[str, Finding]], list[Remaining]]:
-        """Decide about each finding: what is done, or why it remains."""
+        """Return the findings that lead to changes, with the kind of change, and those that remain."""
         done, remaining = list[tuple[str, Finding]](), list[Remaining]()
         for one in self.found.findings:
             what, why = self._decided(one)
@@ -319,7 +320,7 @@ class _Cleaning:
         return done, remaining
 
     def _decided(self, one: Finding) -> tuple[str, str]:
-        """Return what is done about a finding, or "" and why nothing is."""
+        """Return the kind of change that resolves a finding; "" and the reason if there is none."""
         everything, rule = self.chosen.everything, one.rule
         name = BY_ID[rule].drop if rule in BY_ID else rule
         if rule in self.chosen.rules:
@@ -332,26 +333,26 @@ class _Cleaning:
             return "drop", ""
         if rule == _IDLE and self.chosen.trim:
             if isinstance(self.reader, Reader) and self._unread:
-                return "", "not before the episodes that cannot be read are gone: clean the result again"
+                return "", "idle ends cannot be cut off while some episodes cannot be read: clean the result again"
             return "trim", ""
         if rule in self.chosen.fixed:
             of_time = rule in FIXES["retime"]
             if of_time and self._rate is None:
-                return "", "no rate is stated that time stamps could have"
+                return "", "no rate is stated from which time stamps could be set"
             if of_time and everything and _RATE in self._concerned:
                 return "", "the stated rate may be wrong: if it is not, --fix retime sets time stamps by it"
             if of_time and everything and self._share(_GAPS) > 0.5:
-                return "", "time stamps that are set anew hide gaps: --fix retime sets them all the same"
+                return "", "new time stamps would hide gaps: --fix retime sets them all the same"
             return "fix", ""
         if rule == _ORPHANS and isinstance(self.reader, Reader):
-            return "fix", ""  # it is not taken over
+            return "fix", ""  # a conversion does not take it over
         if rule == _RATE and everything:
             return "", "the rate is wrong, or the time stamps: if these are, --fix retime sets them"
         if everything:
             return "", f"--drop {name} leaves them out" if name and rule in BY_ID else "no option here mends it"
         if rule == _GAPS and "retime" in self.chosen.fix:
-            return "", f"time stamps that are set anew hide it: --drop {name} leaves them out"
-        return "", "not asked for"
+            return "", f"new time stamps hide it: --drop {name} leaves these episodes out"
+        return "", "not chosen"
 
     @cached_property
     def _rate(self) -> float | None:
@@ -359,7 +360,7 @@ class _Cleaning:
 
     @cached_property
     def _rest(self) -> dict[int, tuple[int, int]]:
-        """How many rows could be cut off at both ends of episodes."""
+        """The idle rows that could be cut off at the start and the end of each episode, by its number."""
         table, found = self._table, dict[int, tuple[int, int]]()
         for start, stop in (place for what, one in self._judged[0] if what == "trim" for place in one.steps):
             row = int(table.index_of_step(np.array([start]))[0])
@@ -367,13 +368,13 @@ class _Cleaning:
             lead, tail = found.get(number, (0, 0))
             if start == table.start[row]:
                 found[number] = rest, tail
-            elif stop == table.start[row] + table.length[row]:  # not at the end of a part of a very long one
+            elif stop == table.start[row] + table.length[row]:  # not the end of a part of a very long episode
                 found[number] = lead, rest
         return {number: ends for number, ends in found.items() if any(ends)}
 
     @cached_property
     def _short(self) -> list[Finding]:
-        """What is found if rest is cut off: of some episodes too little is left."""
+        """Findings about episodes that are too short once their idle ends are cut off."""
         table, entry = self._table, BY_ID[_SHORT]
         kept = ~np.isin(
             table.episode, [number for what, one in self._judged[0] if what == "drop" for number in one.episodes]
@@ -381,7 +382,7 @@ class _Cleaning:
         cut = np.array([sum(self._rest.get(number, ())) for number in self._numbers])
         length = table.length - cut
         least = least_length(length[kept], self.limits, robot=True) if kept.any() else 0
-        text = "once rest is cut off, {:,} steps are left of episode {}, {:.0f} are expected"
+        text = "without its idle ends, episode {1} has {0:,} steps, expected {2:.0f} or more"
         return [
             Finding(
                 *entry.named, "warning", text.format(length[row], table.episode[row], least), (), (self._numbers[row],)
@@ -391,13 +392,13 @@ class _Cleaning:
 
     @cached_property
     def _done(self) -> list[tuple[str, Finding]]:
-        """What is done about findings, and about those that follow from it."""
+        """The findings that lead to changes, including those about episodes that become too short by trimming."""
         more = [("drop", one) for one in self._short] if _SHORT in self.chosen.rules else []
         return [*self._judged[0], *more]
 
     @cached_property
     def _dropped(self) -> dict[str, tuple[int, ...]]:
-        """The episodes that are left out, by the rule that says so; an episode may be below several."""
+        """The episodes that are left out, by rule; an episode may be listed for several rules."""
         found: dict[str, set[int]] = {}
         for what, one in self._done:
             if what == "drop":
@@ -410,7 +411,7 @@ class _Cleaning:
 
     @cached_property
     def _cuts(self) -> dict[int, tuple[int, int]]:
-        """How many rows are cut off at both ends of the episodes that stay."""
+        """The rows that are cut off at the start and the end of each remaining episode, by its number."""
         return {number: ends for number, ends in self._rest.items() if number not in self._gone}
 
     @cached_property
@@ -420,7 +421,7 @@ class _Cleaning:
 
     @cached_property
     def _operations(self) -> dict[str, Any]:
-        """What `preprocess` does."""
+        """The operations that `preprocess` applies."""
         found: dict[str, Any] = {"episodes": self._kept} if self._gone else {}
         if "retime" in self._fixes:
             found["retime"] = self._rate
@@ -434,7 +435,7 @@ class _Cleaning:
 
     @property
     def _step(self) -> Provenance:
-        """What the provenance records: what was asked for, and what followed from it."""
+        """The step of the provenance: the arguments, and the changes that were made."""
         asked = self.asked
         arguments = {
             "dataset": os.fspath(asked.dataset), "drop": _names(asked.drop), "dedupe": asked.dedupe,
@@ -449,13 +450,13 @@ class _Cleaning:
         return provenance_step("clean", {name: value for name, value in arguments.items() if value}, inputs)
 
     def run(self, started: float) -> CleanResult:
-        _ = self._unread  # what is damaged in no episode that can be named is refused before anything is written
+        _ = self._unread  # raises for damage that no episode can be blamed for, before anything is written
         changes = [
             Change(what=what, rule=one.rule, name=one.name, episodes=one.episodes, message=one.message)
             for what, one in self._done
         ]
         known = [one for one in self._judged[1] if not one.episodes or not self._gone.issuperset(one.episodes)]
-        known += [] if _SHORT in self.chosen.rules else [_remaining(one, "not asked for") for one in self._short]
+        known += [] if _SHORT in self.chosen.rules else [_remaining(one, "not chosen") for one in self._short]
         if self._gone.issuperset(self._numbers):
             raise UsageError(
                 f"no episode of {self.path} would be left, because of {' and '.join(self._dropped) or 'damage'}"
@@ -515,13 +516,13 @@ class _Cleaning:
 
     @contextlib.contextmanager
     def _keeping(self, staging: Staging) -> Iterator[None]:
-        """Keep what `preprocess` has finished, or all of what was converted, for a run that resumes."""
+        """After an error, keep the working folders for a run that resumes, if they have finished parts."""
         try:
             yield
         except BaseException as error:
             finished = any(staging.path.glob(f".{RESULT}.*")) and not isinstance(error, UsageError)
             staging.kept = finished or staging.taken_up
-            if isinstance(error, OutOfSpaceError):  # the folders of the parts of a run are no places that a user knows
+            if isinstance(error, OutOfSpaceError):  # name the destination instead of the hidden working folders
                 place = str(staging.path)
                 error.message = error.message.replace(f"{place} has ", f"{self.destination.parent} has ")
                 error.message = re.sub(rf"{re.escape(place)}/(source|{RESULT})\b", str(self.destination), error.message)
@@ -557,14 +558,14 @@ class _Cleaning:
         return Outcome(self._signed(result, before), {"shared_bytes": shared})
 
     def _signed(self, folder: Path, before: Sequence[Provenance]) -> Manifest:
-        """Correct the metadata that were kept from the source, and record this run in place of the parts of it."""
+        """Correct the metadata of the source, and record the whole run as one step of provenance."""
         manifest = Manifest.load(folder)
         with open_steps(folder) as made:
             documents, table = made.documents(), made.episodes
             lengths = dict(zip(table.episode.tolist(), table.length.tolist(), strict=True))
         changed = dict(self._mended(documents, manifest, lengths))
         touched = {name for name in documents if changed.get(name) != documents[name]}
-        for name in touched:  # the file may be another dataset's as well
+        for name in touched:  # remove, not overwrite: the file may be a hard link shared with another dataset
             fs.remove(folder / SOURCE_DOCUMENTS / name)
         written = write_documents(folder, {name: changed[name] for name in touched & changed.keys()})
         gone = {f"{SOURCE_DOCUMENTS}{name}" for name in touched}
@@ -578,7 +579,7 @@ class _Cleaning:
     def _mended(
         self, documents: Mapping[str, bytes], manifest: Manifest, lengths: Mapping[int, int]
     ) -> Iterable[tuple[str, bytes]]:
-        """Yield the metadata of the source that hold for the result; statistics and totals are of other rows."""
+        """Yield the metadata of the source, without statistics and with totals of the result if rows have changed."""
         is_other = bool(self._operations or self._unread or {"stats", "totals"}.intersection(self._fixes))
         for name, data in documents.items():
             if is_other and name in _STATISTICS:
@@ -596,7 +597,7 @@ class _Cleaning:
 
 
 def _of_episodes(data: bytes, name: str, lengths: Mapping[int, int]) -> bytes:
-    """Leave out the lines about other episodes, and state the lengths of these; what is not about episodes stays."""
+    """Keep the lines about the episodes in `lengths`, with these lengths; a document of another kind is unchanged."""
     rows = [parse_json(line, name) for line in data.splitlines() if line.strip()]
     if not all(isinstance(row, dict) and "episode_index" in row for row in rows):
         return data
@@ -607,6 +608,6 @@ def _of_episodes(data: bytes, name: str, lengths: Mapping[int, int]) -> bytes:
 
 
 _WITH_TOTALS = frozenset({"meta/info.json", "metadata.json"})
-"""Where LeRobot and Minari state how many episodes and steps there are."""
+"""The documents of LeRobot and Minari that state the numbers of episodes and steps."""
 _STATISTICS = frozenset({"meta/stats.json", "meta/stats.jsonl", "meta/episodes_stats.jsonl"})
 _OTHER_TOTALS = frozenset({"total_videos", "total_tasks", "total_chunks"})

@@ -1,8 +1,8 @@
-"""`convert`: make a TED dataset of one in another format or layout, anywhere on disk.
+"""`convert`: write a TED dataset from one in another format or layout, anywhere on disk.
 
-`SourceConversion` converts a source, for `download`, too; `Rewriting` writes steps of rbtool or TorchRL in another
-layout. A dataset records the checksums of the source files it was made from, or their versions if the remote gives no
-checksum.
+`SourceConversion` converts the formats of other libraries, also for `download`; `Rewriting` writes steps of rbtool or
+TorchRL in another layout. A dataset records the checksums of the source files it was made from, or their versions if
+the remote gives no checksum.
 """
 
 from __future__ import annotations
@@ -73,33 +73,33 @@ class ConvertResult(Published):
 
 @takes(ConvertOptions)
 def convert(asked: ConvertOptions) -> ConvertResult:
-    """Convert a dataset, whose format is detected from its content, into a TED dataset.
+    """Convert a dataset to TED; its format is detected from its content.
 
-    Values and types stay as they are in the source. The result appears when it is complete, or not at all.
+    Values and dtypes are kept. The result appears when it is complete, or not at all.
 
     Args:
-        path: a dataset of another library; or a dataset of rbtool (a path or `source:id`) or a checkpoint of rbtool or
-            TorchRL, which is written in another layout.
+        path: a dataset of another library, or, to write it in another layout, a dataset of rbtool (a path or
+            `source:id`) or a checkpoint of rbtool or TorchRL.
         dest: the folder to write.
         episodes: episodes of a dataset of another library by number, like `0:100,250`; default: all.
-        max_episodes: take at most so many of them, the first ones.
+        max_episodes: take only the first so many of them.
         layout: `ted`, or `packed`, which is smaller and faster to sample from. Default: `packed` for formats that
             declare it, such as Atari frames, else `ted`.
         compress: fields of layout `packed` to compress, like `observation.image=zstd:3` (a level of 1 to 22, or lz4).
-        final_step: what to do with a last step that has no next observation. `auto` keeps it if it is terminated, with
-            the last observation repeated, and drops it otherwise, so that the step before it becomes the truncated
-            end, unless the format keeps them where there are no rewards; `drop` drops all of them, `repeat` keeps all.
-            The episode table records which.
+        final_step: what to do with a last step that has no next observation. `auto` keeps it, with its observation
+            repeated, if it is terminated; otherwise it drops the step, and the one before it becomes the truncated end
+            (some formats keep it if there are no rewards). `drop` drops all such steps, `repeat` keeps all. The episode
+            table records what was done.
         root: where stored datasets are.
-        skip_bad: take the sound episodes of a damaged dataset, which is then read twice; notes name the others.
+        skip_bad: convert the sound episodes of a damaged dataset, which is then read twice; notes name the others.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
         num_workers: processes that read and write a dataset of another library; 0: this one alone. The bytes of the
-            result are the same.
-        engine: where these processes are: `local`, or `ray` for a Ray cluster that shares the folders.
-        resume: continue what they left unfinished.
+            result do not depend on it.
+        engine: where these processes run: `local`, or `ray` for a Ray cluster that shares the folders.
+        resume: continue an interrupted run of these processes.
         format: the name of the format, instead of detecting it. With `table`, `path` may be a folder of CSV or Parquet
-            files, or a pattern like `runs/*.csv`, which are one dataset.
+            files, or a pattern like `runs/*.csv`; all files are one dataset.
         progress: shows how far it is; default: nothing is shown.
         horizon, ends, filter_key, reward, map, episode_key, files, images, jpeg, trust_pickle, rlds_last: for some
             formats only; the pages of the formats explain them.
@@ -121,7 +121,7 @@ def convert(asked: ConvertOptions) -> ConvertResult:
     require_engine(asked.engine, require_workers(asked.num_workers, resume=asked.resume))
     given = given_options(asked.of_reader())
     if pattern and "files" in given:
-        raise UsageError(f"{named} is a pattern, and --files another one", hint="leave out --files")
+        raise UsageError(f"{named} is a pattern, and --files is a second one", hint="leave out --files")
     given |= pattern
     if is_steps(source, asked.format) or is_of_buffer(source):
         refuse_raw_options(source, asked.raw() | given, _chosen_instead(asked))
@@ -149,7 +149,7 @@ def convert(asked: ConvertOptions) -> ConvertResult:
 
 
 def _chosen_instead(asked: ConvertOptions) -> dict[str, str]:
-    """Return the hints for options that choose episodes: `preprocess` does it for datasets of rbtool."""
+    """Return hints for options that choose episodes: for datasets of rbtool, `preprocess` has them."""
     first, named, dest = f"0:{asked.max_episodes}", os.fspath(asked.path), os.fspath(asked.dest)
     return {
         name: shlex.join(["rbtool", "preprocess", named, "--episodes", numbers, "--dest", dest])
@@ -224,7 +224,7 @@ class Rewriting:
             raise occupied_error(self.destination, f"was made from the same dataset by {made.verb}")
         if there.steps != reader.manifest.steps:
             raise occupied_error(self.destination, f"has {there.steps:,} of its steps, not {reader.manifest.steps:,}")
-        sound = isinstance(reader, SoundSteps)  # whose notes name the damaged files and the episodes left out
+        sound = isinstance(reader, SoundSteps)  # its notes name the damaged files and the episodes left out
         if sound != bool(made.arguments.get("skip_bad")) or (sound and there.notes != reader.manifest.notes):
             raise occupied_error(self.destination, "was made while other files of the dataset were damaged")
         refuse_other_compression(self.destination, there, self.asked.compress)
@@ -266,7 +266,7 @@ def _planned(reader: StepReader) -> Manifest:
 
 
 def _is_saved(reader: StepReader) -> bool:
-    """Return whether the reader is of an rbtool checkpoint, whose manifest records the digest of its dataset."""
+    """Return whether this is an rbtool checkpoint, whose manifest records the digest of its dataset."""
     return reader.manifest.kind == "checkpoint" and not isinstance(reader, BufferSteps)
 
 
@@ -278,11 +278,11 @@ def _require_digest(reader: StepReader, folder: Path, made: Manifest) -> None:
             found = written.ted_digest
     if found != expected:
         raise CorruptDataError(
-            f"{reader.path} does not give the data it was saved from: their digest is {found}, expected {expected}"
+            f"{reader.path} does not restore the data that was saved: its digest is {found}, expected {expected}"
         )
 
 
-_EPISODE_BYTES = 64  # what a row of the episode table takes, roughly
+_EPISODE_BYTES = 64  # about the bytes of a row of the episode table
 _CHECKSUMS = "checksums.json"  # the remote's checksums, if they are too many for the provenance
 _FEW_INPUTS = 16
 _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
@@ -291,7 +291,7 @@ _SOON = 1.0  # seconds before reading the facts of a source is shown as a stage
 def choose_episodes(
     reader: Reader, selection: str | None, asked: ConvertOptions | DownloadOptions, *, max_episodes: int | None = None
 ) -> SourceFacts:
-    """Choose the episodes (the selection, its first `max_episodes`, the sound ones) and return their facts."""
+    """Choose the episodes (in `selection`, the first `max_episodes` of them, the sound ones) and return their facts."""
     reader.survey_workers, progress = asked.num_workers, asked.reporter
     if not asked.skip_bad and max_episodes is None:
         return _with_notes(_stated_facts(reader, selection, progress))
@@ -301,7 +301,7 @@ def choose_episodes(
 
 
 def _chosen(reader: Reader, selection: str | None, max_episodes: int | None) -> list[int]:
-    """Return the numbers of the episodes chosen, as the files state them."""
+    """Return the numbers of the chosen episodes, from the metadata of the files."""
     numbers = reader.stated().episode_numbers
     return list(select_episodes(parse_episodes(selection), numbers) if selection else numbers)[:max_episodes]
 
@@ -312,7 +312,7 @@ def _with_notes(facts: SourceFacts, more: Sequence[str] = ()) -> SourceFacts:
 
 @contextlib.contextmanager
 def hinting_at_skip_bad(reader: Reader, asked: ConvertOptions | DownloadOptions) -> Iterator[None]:
-    """Name --skip-bad in the hint of an error about the data where it can leave episodes over, and nowhere else."""
+    """Suggest --skip-bad in errors about the data, but only if it is not set and other episodes would remain."""
     try:
         yield
     except FormatError as error:
@@ -354,8 +354,8 @@ class SourceConversion:
     `arguments` are recorded in the provenance of the result; the layout is in `request`. `root` is the storage root
     above the destination, if any: the path from it to the destination must contain no link. `inputs` are the digests
     of the source's files and `revision` the state of the source, as the remote gives them; by default both are
-    computed from the files. With `asked.num_workers` what is finished is kept after an interruption: `convert` with
-    `resume` continues from there, a download whenever it is of the same data.
+    computed from the files. With `asked.num_workers`, finished tasks are kept after an interruption: `convert`
+    continues with them if `resume` is set, a download if it is repeated.
     """
 
     asked: ConvertOptions | DownloadOptions
@@ -423,7 +423,7 @@ class SourceConversion:
 
     @cached_property
     def _revision(self) -> str:
-        """The state of the source: the revision of the remote, else one digest over the source's files."""
+        """The state of the source: the revision of the remote, else a digest of the source's files."""
         return self.revision or digest_of_inputs(self._inputs)
 
     @cached_property
@@ -448,7 +448,7 @@ class SourceConversion:
     def _is_of_this_state(self, manifest: Manifest) -> bool:
         if manifest.resolved_revision == self._revision:
             return True
-        fetched = fetched_checksums(self.destination, manifest)  # the local files may match them
+        fetched = fetched_checksums(self.destination, manifest)  # local files may equal those that were fetched
         if not fetched or (self.request.episodes is None and len(fetched) != len(self._inputs)):
             return False
         return all(_is_as_fetched(self.source / name, checksum) for name, checksum in fetched.items())
@@ -483,7 +483,7 @@ class SourceConversion:
 
         _ = self._files  # before the reader is closed
 
-        def identity() -> dict[str, Any]:  # the revision takes reading all of the source
+        def identity() -> dict[str, Any]:  # called late: the revision may need to read the whole source
             compression = sorted(self.asked.compress)
             return {"source": self._revision, "request": self.request.identity(), "compression": compression}
 
@@ -563,7 +563,7 @@ def require_unchanged(manifest: Manifest, folder: Path, describe: Callable[[], R
     made_from, versions = fetched_checksums(folder, manifest), unverified_versions(manifest)
     if not made_from:
         raise CheckFailed(
-            f"{folder} was made from the local cache: it has no checksums of the remote",
+            f"{folder} was made from the local cache, so it has no checksums of the remote",
             hint="add --force to fetch it again",
         )
     remote = describe()
@@ -571,20 +571,19 @@ def require_unchanged(manifest: Manifest, folder: Path, describe: Callable[[], R
     there = {**remote.checksums, **versions_of(remote)}
     if here != there:
         raise CheckFailed(
-            f"{remote.address} is not what {folder} was made from any more",
-            hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
+            f"{remote.address} has changed since {folder} was made from it",
+            hint="replace --frozen by --force to take the new version, or add --revision for the old one",
         )
     unknown = sorted(path for path, version in there.items() if version is None)
     if unknown:
         raise CheckFailed(
-            f"{remote.address} gives neither a checksum nor a version of {unknown[0]}: whether it is unchanged cannot "
-            "be determined",
-            hint="add --force, and no --frozen, to fetch it again",
+            f"{remote.address} gives neither a checksum nor a version of {unknown[0]}, so it cannot be compared",
+            hint="replace --frozen by --force to fetch it again",
         )
 
 
 def compared_with(remote: RemoteDataset) -> str:
-    """Return a phrase that names what the bytes were compared with."""
+    """Return a phrase that states how the fetched bytes were verified."""
     kinds = sorted({checksum.partition(":")[0] for checksum in remote.checksums.values()})
     unverified = "read again, unverified by the remote" if len(remote.checksums) < len(remote.files) else ""
     verified = f"verified {' and '.join(kinds)}" if kinds or not unverified else ""

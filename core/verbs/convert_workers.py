@@ -1,8 +1,15 @@
-"""Conversion of a source by several processes, of this machine or of a Ray cluster with a shared folder.
+"""Conversion of a source by several processes, on this machine or on a Ray cluster with a shared folder.
 
-Each worker reads ranges of episodes, and writes rows at their place in the files of the result. What is compressed has
-no place before that: of results with such fields workers leave TED rows in part files, and the parent appends them in
-order. A journal names finished tasks and their rows: after an interruption another run continues there.
+A task is a range of episodes; the number of steps of each episode is known in advance. Workers read the episodes of
+their tasks and write them in one of two ways:
+
+- Without compression, the bytes of every row have a known place in the files of the result, and the worker writes them
+  there (`PlacedTarget`).
+- With compression, the size of a row is known only once it is compressed. The worker writes plain rows to part files,
+  and the parent compresses and appends them in order (`PackedTarget`).
+
+A journal records each finished task with digests of its rows, so that an interrupted run can continue. The result is
+byte for byte the same as that of one process.
 """
 
 from __future__ import annotations
@@ -73,10 +80,10 @@ _READ_BYTES = 4 << 20
 
 
 class Converted(NamedTuple):
-    """A task whose rows are written: its episodes, the ranges of its values, and the rows of each of its part files.
+    """A task whose rows are written: its episode table, text and ranges of values, and the rows of each part file.
 
-    `digests` has one for each file of the result in which rows have a place, or one for each part file. `explicit` are
-    the states of the files of next rows that are stored in full.
+    `digests` has a digest for each file of the result (rows written in place) or for each part file. `explicit` has the
+    states of the files with next rows that are stored in full.
     """
 
     table: EpisodeTable
@@ -89,7 +96,7 @@ class Converted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _AboutConversion:
-    """What the journal states about all tasks: at how many steps of whole episodes a task ends."""
+    """The entry of the journal about all tasks: the number of steps at which a task ends, in whole episodes."""
 
     task_steps: Count
 
@@ -102,7 +109,7 @@ class _StoreEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _ConversionEntry:
-    """A line of the journal: a finished task. The columns of its episode table are in base64."""
+    """A line of the journal about a finished task. The columns of its episode table are in base64."""
 
     task: Count
     table: Mapping[str, str]
@@ -115,7 +122,7 @@ class _ConversionEntry:
 
 @dataclass(frozen=True, slots=True)
 class _AppendedEntry:
-    """A line of the journal: the rows of tasks that are in the files of a packed result, and those files."""
+    """A line of the journal: how many tasks are appended to the files of a packed result, and the files' state."""
 
     appended: Count
     explicit_starts: str
@@ -125,7 +132,7 @@ class _AppendedEntry:
 
 @dataclass
 class Unfinished:
-    """What the journal of a conversion holds; `appended` tasks, from the first on, are in the files of the result."""
+    """The contents of the journal of a conversion. The first `appended` tasks are in the files of a packed result."""
 
     fields: tuple[Field, ...]
     run: Mapping[str, Any] = field(default_factory=dict)
@@ -138,7 +145,7 @@ class Unfinished:
 
     @classmethod
     def of(cls, folder: Path, fields: tuple[Field, ...]) -> Self | None:
-        """Read the journal in the folder of a conversion to these fields; None without one."""
+        """Read the journal in the folder of a conversion to these fields; None if there is none."""
         found = cls(fields)
         run = read_journal(journal_path(folder), found._take_about, found._take)
         if run is None:
@@ -160,7 +167,7 @@ class Unfinished:
         table = EpisodeTable.from_columns(
             {name: array_of(text, ALL_COLUMNS[name]) for name, text in entry.table.items()}
         )
-        ranges = dict(zip((one.key for one in self.fields), entry.ranges, strict=False))  # as many where runs are alike
+        ranges = dict(zip((one.key for one in self.fields), entry.ranges, strict=False))  # another run may have fewer
         text = [dict(row) for row in entry.text]
         self.tasks[entry.task] = Converted(
             table, text, ranges, list(entry.parts), list(entry.digests), _states(entry.explicit)
@@ -215,27 +222,27 @@ def _covers(task: Task, converted: Converted) -> bool:
 def _other_rows(folder: Path, task: Task) -> CorruptDataError:
     return CorruptDataError(
         f"steps {task.start:,} to {task.stop - 1:,} in {folder} are not those that a worker wrote there",
-        hint="all machines need the same folder, and what one writes there the others have to read",
+        hint="all machines must share the folder, and each must see what the others write there",
     )
 
 
 def _leave_only(folder: Path, names: set[str]) -> None:
-    """Remove all files of a folder but these, and all links."""
+    """Remove all files of a folder except `names`, and all links."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and path.relative_to(folder).as_posix() not in names):
             fs.remove(path)
 
 
 class Target(Closing, ABC):
-    """Takes finished tasks in order, and completes the dataset in the result folder of `folder`."""
+    """Takes finished tasks in order, and completes the dataset in the result folder below `folder`."""
 
     @abstractmethod
     def kept(self, tasks: Sequence[Task]) -> dict[int, Converted]:
-        """Return the tasks that an earlier run has finished and whose rows are sound; the others are done again."""
+        """Return the tasks that an earlier run has finished and whose rows match their digests; the rest run again."""
 
     @abstractmethod
     def take(self, task: Task, converted: Converted) -> None:
-        """Take a task whose rows a worker has written, verified where it wrote them on another machine."""
+        """Take a task whose rows a worker has written; rows from another machine are verified first."""
 
     @abstractmethod
     def finish(self, table: EpisodeTable, origin: Origin, text: Sequence[dict[str, str]]) -> Manifest:
@@ -243,7 +250,7 @@ class Target(Closing, ABC):
 
 
 class PlacedTarget(Target):
-    """Takes tasks whose rows are at their place in the files of the result, whichever of the layouts that is."""
+    """Takes tasks whose rows are at their place in the files of the result: layout `ted`, or `packed` uncompressed."""
 
     def __init__(
         self, folder: Path, job: ConversionJob, places: Places, lengths: Array, resumed: Unfinished | None
@@ -277,7 +284,7 @@ class PlacedTarget(Target):
 
     @contextlib.contextmanager
     def _explicit(self, task: Task, converted: Converted) -> Iterator[PackedFiles | None]:
-        """Open the next rows that a task has stored in full, if any; CorruptDataError where they are others."""
+        """Open the next rows that a task has stored in full, None without any; CorruptDataError if they changed."""
         if not converted.explicit:
             yield None
             return
@@ -286,7 +293,10 @@ class PlacedTarget(Target):
             yield found
 
     def take(self, task: Task, converted: Converted) -> None:
-        """Digest the rows of a task."""
+        """Add the ranges and digests of a task; on a shared folder, compare its rows with the worker's digests first.
+
+        If they differ, the cached pages of the rows are dropped and the rows are read once more.
+        """
         if self._job.shared and self._digests(task) != converted.digests:
             for place in self._places.of(task):
                 self._files.forget(*place)
@@ -311,7 +321,10 @@ class PlacedTarget(Target):
         return write_packed_manifest(result, fields, schema, [*data, *more], self._ranges, table, origin, text)
 
     def _join_explicit(self, result: Path) -> tuple[Array, list[FileRecord]]:
-        """Write the next rows that are stored in full, of all tasks; return where those of each episode begin."""
+        """Concatenate the next rows that the tasks have stored in full; return the first of each episode, -1 for none.
+
+        Each task counts its rows from 0, so that the rows of all tasks before it are added to its numbers.
+        """
         schema = self._places.schema
         given = np.concatenate([one.table.explicit_start for _, one in self._taken])
         if not any(one.explicit for _, one in self._taken):
@@ -333,7 +346,11 @@ class PlacedTarget(Target):
 
 
 class PackedTarget(Target):
-    """Takes tasks whose rows are in part files, and appends them."""
+    """Takes tasks whose rows are in part files, and appends these to the files of a packed result.
+
+    The journal records the state of the files after each task. A resumed run cuts them back to that state, and goes on
+    with the next task.
+    """
 
     def __init__(
         self,
@@ -399,7 +416,7 @@ class PackedTarget(Target):
         return columns
 
     def take(self, task: Task, converted: Converted) -> None:
-        """Append the rows of a task, and remove its files."""
+        """Append the rows of a task, and remove its part files."""
         if task.index < self._appended:
             return
         last = np.zeros(task.stop - task.start, bool)
@@ -430,13 +447,13 @@ class PackedTarget(Target):
 
 _TASK_BYTES = 64 << 20
 _TASKS_A_WORKER = 4
-"""Tasks that each worker gets at least, where there are so many episodes: they do not take equally long."""
+"""The least number of tasks per worker, if there are enough episodes: more than one, because they differ in length."""
 _IN_THIS_PROCESS = "--num-workers 0 converts in this process"
 
 
 @dataclass(frozen=True)
 class ConversionJob:
-    """What the workers of a conversion do; with `shared`, on machines that share the folder of the result."""
+    """The work of the workers of a conversion; with `shared`, they run on machines that share the result's folder."""
 
     imports: ClassVar[tuple[str, ...]] = ()
     recipe: ReaderRecipe
@@ -450,11 +467,11 @@ class ConversionJob:
         return ted_fields(self.facts.fields)
 
     def portable(self) -> ConversionJob:
-        """The job itself can be pickled."""
+        """Return the job, which can be pickled as it is."""
         return self
 
     def runner(self) -> ConversionRunner:
-        """Open the source again: what HDF5 has open does not survive a fork."""
+        """Open the source again in the worker: open HDF5 files do not survive a fork."""
         return ConversionRunner(self)
 
 
@@ -477,7 +494,7 @@ class ConversionRunner:
         self._places = Places(self._job.fields, self._job.layout, spans)
 
     def run(self, task: Task) -> Converted:
-        """Write the rows of a task; FormatError where they are not as many as the facts state."""
+        """Write the rows of a task; FormatError if their number differs from the facts of the source."""
         first, stop = self._places.spans[task.index]
         numbers = self._job.facts.episode_numbers[first:stop]
         rows = (
@@ -490,9 +507,8 @@ class ConversionRunner:
             ingest.run(self._reader.blocks(numbers))
             if rows.count != task.stop - task.start or len(ingest.table) != len(numbers):
                 raise FormatError(
-                    f"{self._reader.path}: episodes {numbers[0]} to {numbers[-1]} have {rows.count:,} steps, and "
-                    f"{task.stop - task.start:,} were announced; of {len(numbers):,} episodes there are "
-                    f"{len(ingest.table):,}"
+                    f"{self._reader.path}: episodes {numbers[0]} to {numbers[-1]} have {rows.count:,} steps, expected "
+                    f"{task.stop - task.start:,}, in {len(ingest.table):,} episodes, expected {len(numbers):,}"
                 )
             return rows.converted(ingest, synced=self._job.shared)
 
@@ -501,8 +517,8 @@ class ConversionRunner:
 class Places:
     """Where the rows of each task are in the files of the result.
 
-    `spans` has the episodes of each task: the places of the first one and of that after the last, among the episodes
-    that are converted.
+    `spans` has for each task the positions, among the converted episodes, of its first one and of the one after its
+    last.
     """
 
     fields: tuple[Field, ...]
@@ -515,18 +531,18 @@ class Places:
         return PackedSchema.of(self.fields)
 
     def sizes(self, steps: int, episodes: int) -> dict[str, int]:
-        """Return the bytes that so many steps of so many episodes take of each file, by its path."""
+        """Return the bytes that so many steps of so many episodes take in each file, by its path."""
         return leaf_sizes(self.fields, steps) if self.layout == "ted" else self.schema.sizes(steps, episodes)
 
     def of(self, task: Task) -> list[tuple[str, int, int]]:
-        """Return the path of each file, and the first byte of a task in it and the one after its last."""
+        """Return the path of each file, the first byte of a task in it, and the byte after its last."""
         first, after = self.spans[task.index]
         stops = self.sizes(task.stop, after)
         return [(name, start, stops[name]) for name, start in self.sizes(task.start, first).items()]
 
 
 class _PlacedStore(RowStore):
-    """Rows at a place in a file that is there."""
+    """Rows that are written into an existing file, from the byte `start` on."""
 
     def __init__(self, path: Path, start: int, width: int) -> None:
         super().__init__(width)
@@ -558,7 +574,7 @@ class _PlacedStore(RowStore):
         """Nothing is held back."""
 
     def sync(self) -> None:
-        """Wait until what was written is where other machines read it."""
+        """Flush the rows, so that other machines can read them."""
         fs.fsync(self._descriptor, self._path)
 
     def close(self) -> None:
@@ -568,9 +584,9 @@ class _PlacedStore(RowStore):
 
 
 class _PlacedRows(Closing):
-    """Writes the rows of a task at their place in the files of the result, and nowhere else.
+    """Writes the rows of a task at their place in the files of the result, and never beyond it.
 
-    Next rows that do not follow are stored in full in files of the task's own.
+    Next rows that differ from the following row are stored in full, in files of the task's own.
     """
 
     def __init__(self, folder: Path, places: Places, task: Task) -> None:
@@ -602,7 +618,7 @@ class _PlacedRows(Closing):
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
         """Write rows after those before them."""
         self.count += len(next(iter(columns.values())))
-        if self.count > self._room:  # these belong to another task
+        if self.count > self._room:  # more rows than announced would overwrite another task; `run` raises
             return
         if self._builder is not None:
             self._builder.append(columns, last)
@@ -612,7 +628,7 @@ class _PlacedRows(Closing):
             self._leaves[one.key] = range_of(columns[one.key], one, self._leaves.get(one.key))
 
     def converted(self, ingest: Ingest, *, synced: bool) -> Converted:
-        """Write the rest, and describe the task; with `synced` its rows are then where other machines read them."""
+        """Write buffered rows and describe the task; with `synced`, flush them for other machines to read."""
         table, ranges = ingest.table, self._leaves
         explicit: tuple[StoreState, ...] = ()
         if self._builder is not None:
@@ -636,9 +652,7 @@ class _PlacedRows(Closing):
 
 @dataclass
 class _PartRows(Closing):
-    """Writes rows to files from which this process's parent takes them: of those that it compresses, for these have no
-    place before.
-    """
+    """Writes the rows of a task to part files, which the parent compresses and appends to the result."""
 
     folder: Path
     fields: tuple[Field, ...]
@@ -649,7 +663,7 @@ class _PartRows(Closing):
     digests: list[str] = field(default_factory=list)
 
     def append(self, columns: Mapping[Key, Array], last: Array | None = None) -> None:
-        """Write rows to a file of their own."""
+        """Write rows to a new part file."""
         arrays = [columns[one.key] for one in self.fields]
         write_part(part_path(self.folder, self.task.index, len(self.parts)), arrays)
         self.digests.append(rows_digest(arrays))
@@ -664,13 +678,14 @@ class _PartRows(Closing):
 
 
 class ConversionWorkers(Closing):
-    """The worker processes of a conversion. A context manager: leaving ends them.
+    """The worker processes of a conversion, as a context manager that ends them.
 
-    To be made before the folder of the result is locked, for forks inherit locks. `reader` is closed: what HDF5 has
-    open must not be there in a fork. With `engine` `ray` they are actors of a cluster, and a task whose worker is lost
-    is run again. `identity` returns, as JSON, all that decides the result beyond the episodes of `facts`; it may take
-    long, and is called while the workers convert.
-    Raises RbtoolError where no process can be started, UsageError without Ray or its cluster.
+    They must be started before the folder of the result is locked, because forks inherit locks. `reader` is closed
+    first, because open HDF5 files do not survive a fork. With the engine `ray`, workers are actors of a cluster, and a
+    task whose worker is lost runs again. `identity` returns, as JSON, everything that determines the result besides the
+    episodes of `facts`; it may take long, and is called while the workers convert.
+
+    Raises RbtoolError if no process can be started, UsageError without Ray or its cluster.
     """
 
     def __init__(
@@ -693,7 +708,7 @@ class ConversionWorkers(Closing):
     @cached_property
     def _identity(self) -> dict[str, Any]:
         found = self._others_identity()
-        self._job.recipe.require_unchanged()  # what it has read of the source is what the workers opened
+        self._job.recipe.require_unchanged()  # the source is still the one that the workers have opened
         return {
             **found,
             "layout": self._job.layout,
@@ -704,30 +719,30 @@ class ConversionWorkers(Closing):
         }
 
     def require_same_run(self, folder: Path) -> bool:
-        """Whether a folder holds an unfinished conversion; UsageError if it is another one."""
+        """Return whether a folder has an unfinished conversion; UsageError if it is not this one."""
         found = Unfinished.of(folder, self._fields)
         if found is not None:
             require_same_run(found.run, self._identity, folder)
         return found is not None
 
     def is_same_run(self, folder: Path) -> bool:
-        """Whether a folder holds an unfinished conversion that is this one."""
+        """Return whether a folder has an unfinished run of this conversion."""
         with contextlib.suppress(UsageError):
             return self.require_same_run(folder)
         return False
 
     @contextlib.contextmanager
     def keeping(self, staging: Staging, progress: Progress, how: str) -> Iterator[None]:
-        """Keep finished tasks in `staging` after an error; the workers end before the folder that they write to."""
+        """Keep finished tasks in `staging` after an error; end the workers before their folder is removed."""
         with keeping(staging, progress, lambda: (self._finished, len(self._tasks)), how), contextlib.closing(self):
             yield
 
     def build(
         self, staging: Staging, codecs: Mapping[Key, RowCodec], origin: Callable[[], Origin], progress: Progress
     ) -> Manifest:
-        """Build the dataset that one process would build, byte for byte, in the result folder of `staging`.
+        """Build the dataset in the result folder of `staging`, byte for byte as one process would.
 
-        Continues from what `staging` has taken up. Raises what reading and writing raise.
+        Continues the run that `staging` has taken over, if any. Raises the errors of reading and writing.
         """
         with self._explained():
             return self._built(staging, codecs, origin, progress)
@@ -770,9 +785,10 @@ class ConversionWorkers(Closing):
     def _answers(
         self, kept: Mapping[int, Converted], journal: Journal, *, begun: bool
     ) -> Iterator[tuple[Task, Converted]]:
-        """Yield the tasks that are kept, then the others in the order in which they come; raise the first failure.
+        """Yield the kept tasks, then the others in the order in which they finish; raise the first failure.
 
-        The journal begins with the identity of the run when the first task is finished: the workers go on meanwhile.
+        The identity of the run, which takes long to compute, is written to the journal when the first task is finished;
+        the workers continue meanwhile.
         """
         self._finished = len(kept)
         for index in sorted(kept):
@@ -799,7 +815,7 @@ class ConversionWorkers(Closing):
             what = f"episodes {numbers[first]} to {numbers[stop - 1]}" if several else f"episode {numbers[first]}"
             raise _error(failed.cause, f" while it converted {what}") from origin_of(failed.cause)
         except WorkerFailed as failed:
-            raise _error(failed, " before it began") from origin_of(failed)
+            raise _error(failed, " before it started to convert") from origin_of(failed)
 
     def close(self) -> None:
         """End the workers and wait for them; may be called twice."""
@@ -815,17 +831,17 @@ def _executor(job: ConversionJob, workers: int, engine: str) -> Executor:
 
 
 def _start_method() -> str:
-    """Workers import little: where a fork is not safe, a new interpreter is started."""
+    """Return `fork` if it is safe, else `spawn`, which is fast enough because workers import little."""
     return "fork" if default_start_method() == "fork" else "spawn"
 
 
 def _task_steps(steps: int, row: int, workers: int) -> int:
-    """Return the steps of a task, as far as episodes allow."""
+    """Return the number of steps per task; tasks end at the ends of episodes."""
     return max(1, min(_TASK_BYTES // max(1, row), -(-steps // (workers * _TASKS_A_WORKER))))
 
 
 def _tasks(lengths: Array, size: int) -> tuple[list[tuple[int, int]], list[Task]]:
-    """Cut the episodes, in order, into tasks of `size` steps at most, each with one episode at least."""
+    """Divide the episodes, in order, into tasks of at most `size` steps, or of a single longer episode."""
     stops = np.cumsum(lengths)
     spans: list[tuple[int, int]] = []
     tasks: list[Task] = []
@@ -845,13 +861,13 @@ def _error(cause: BaseException, when: str) -> BaseException:
     if cause.trace:
         return RbtoolError(f"a worker process failed{when}: {cause.text}", hint="--debug shows the traceback")
     hint = _IN_THIS_PROCESS
-    if "SIGKILL" in cause.text:  # by which the system ends processes that use too much memory
+    if "SIGKILL" in cause.text:  # which the system sends to processes that use too much memory
         hint = f"if memory ran out, try fewer processes; {hint}"
     return RbtoolError(f"{cause.text}{when}", hint=hint)
 
 
 def _in_order(answers: Iterator[tuple[Task, Converted]]) -> Iterator[tuple[Task, Converted]]:
-    """Yield finished tasks in the order of their rows."""
+    """Reorder finished tasks: yield each as soon as all tasks before it have been yielded."""
     waiting: dict[int, tuple[Task, Converted]] = {}
     following = 0
     for task, converted in answers:

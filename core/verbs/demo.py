@@ -1,4 +1,4 @@
-"""`demo`: record episodes with gymnasium and take them through the verbs: to a policy, a report, and over a crash."""
+"""`demo`: record episodes with gymnasium and run the verbs on them, up to a trained policy, a report, and a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..results import Published, Result
 
 
 class DemoView(Protocol):
-    """Receives what the demo does, dataset by dataset."""
+    """Receives the steps of the demo as they happen, dataset by dataset."""
 
     def dataset(self, name: str) -> None:
         """The commands from now on are for this dataset."""
@@ -51,7 +51,7 @@ class _NoView:
 
 
 _SOURCE, _CACHE = "minari", "MINARI_DATASETS_PATH"
-"""The format of what is recorded, and the variable that names the local cache of Minari."""
+"""The format of the recordings, and the environment variable for Minari's local cache."""
 Observation: TypeAlias = np.ndarray[Any, Any]
 Policy: TypeAlias = Callable[[Observation, np.random.Generator], Any]
 
@@ -79,7 +79,7 @@ def _balance(observation: Observation, draw: np.random.Generator) -> Any:
 
 
 def _swing(observation: Observation, draw: np.random.Generator) -> Any:
-    """Swing the pendulum up by its energy, then balance it; with some noise."""
+    """Pump energy into the pendulum until it swings up, then balance it; with some noise."""
     cosine, sine, speed = map(float, observation)
     if cosine > 0.9:
         torque = -12 * math.atan2(sine, cosine) - 3 * speed
@@ -165,10 +165,11 @@ def _recorded_episodes(recording: Recording) -> Iterator[Any]:
 
 FORMS: tuple[Form, ...] = ("ted", "flat", "nested", "h5")
 _MARK = ".rbtool-demo"
-_PREP = '''"""What the demo runs on all rows: `rbtool preprocess DATASET --fn prep.py:NAME --dest DIR`.
+_PREP = '''"""Functions that the demo runs on all rows: `rbtool preprocess DATASET --fn prep.py:NAME --dest DIR`.
 
 A function gets a TensorDict of some rows and returns one. What was known before the action is at its root, what
-came after it under "next": change both alike, and the next observation stays the observation of the next row.
+came after it under "next". Both are changed alike here, so that the next observation still equals the observation
+of the following row.
 """
 
 import torch
@@ -192,7 +193,7 @@ def scaled(rows, scale):
 '''
 _TRAIN = '''"""Clone the policy of recorded episodes of CartPole: `python train.py DATASET`.
 
-Prints after how many steps the clone has which mean return, over ten episodes that it plays.
+Prints the number of training steps and the mean return of the clone over ten episodes, several times.
 """
 
 import sys
@@ -241,7 +242,7 @@ class DemoDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult(Result):
-    """Where everything is, and commands to continue with."""
+    """Where all results are, and commands to continue with."""
 
     kind: ClassVar[str] = "demo"
     folder: Path
@@ -263,12 +264,12 @@ def demo(
     A second run keeps the recordings and `prep.py` and replaces the rest.
 
     Args:
-        folder: a new folder, or the one of a demo.
+        folder: a new folder, or that of an earlier demo.
         progress: shows how far it is; default: nothing is shown.
         view: receives the shell command of each step, and what it proves.
 
     Returns:
-        What was proved.
+        The folder and the datasets in it.
 
     Raises:
         UsageError: `folder` is not empty and not from a demo.
@@ -328,7 +329,7 @@ class _DemoRun:
         self.stored = f"{_SOURCE}:{recording.id}"
 
     def run(self, *, first: bool) -> DemoDataset:
-        """Run all steps; resuming, training and the report need to be shown for the first dataset only."""
+        """Run all steps; resuming, training and the report only for the first dataset."""
         name = self.recording.name
         self.view.dataset(self.stored)
         got = self._download()
@@ -379,7 +380,8 @@ class _DemoRun:
         self.view.proved(f"how its {whole.episodes:,} episodes end: {ends}", whole)
         self._command("inspect", self.stored, "--episode", "0", "--head", "3")
         self.view.proved(
-            "each step holds the observation after it; the last one is the environment's, not the next episode's",
+            "each step has its next observation; after the last step, it is the environment's final observation, not "
+            "the start of the next episode",
             inspect(self.stored, root=self.root, episode=0, head=3),
         )
 
@@ -389,7 +391,7 @@ class _DemoRun:
         function, root = f"{self.home / 'prep.py'}:{self.recording.name}", self.root
         self._command("preprocess", self.stored, "--fn", function, "--dest", dest, "--num-workers", "2", replaces=dest)
         made = preprocess(self.stored, function, dest, num_workers=2, force=True, root=root)
-        self.view.proved(f"your function on every step, by two processes; digest {made.content_digest}")
+        self.view.proved(f"a function of yours, run on every step by two processes; digest {made.content_digest}")
         return made.content_digest or ""
 
     def _check(self, dataset: Path) -> None:
@@ -424,7 +426,7 @@ class _DemoRun:
 
         self._command("checkpoint", "load", saved, dest, replaces=dest)
         loaded = load(saved, dest, force=True)
-        self.view.proved(f"the dataset as it was before it was saved; digest {loaded.content_digest}")
+        self.view.proved(f"the same dataset again; digest {loaded.content_digest}")
 
     def _sample(self, dataset: Path) -> None:
         from .sample import sample
@@ -448,13 +450,13 @@ class _DemoRun:
         self.view.proved(f"killed with kill -9 after {chunks}, and resumed: {same} digest")
 
     def _train(self) -> None:
-        """Run the training script, and show its curve."""
+        """Run the training script, and show the returns that it prints as a curve."""
         script, stored = self.home / "train.py", self.root / _SOURCE / self.recording.id
         self.view.command(shlex.join(["python", str(script), str(stored)]))
         done = subprocess.run([sys.executable, script, stored], capture_output=True, text=True, check=False)
-        if done.returncode:  # people edit it
+        if done.returncode:  # users may have edited it
             why = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
-            raise RbtoolError(f"{script} failed: {why}", hint=f"remove {script}, and the demo writes it anew")
+            raise RbtoolError(f"{script} failed: {why}", hint=f"remove {script}, and the demo writes it again")
         returns = [int(value) for value in re.findall(r"^\d+ (\d+)$", done.stdout, re.MULTILINE)]
         curve = "".join(_BARS[value * (len(_BARS) - 1) // max(1, *returns)] for value in returns)
         shown = f"mean return {returns[0]} {curve} {returns[-1]}" if returns else "it prints no returns"
@@ -467,7 +469,7 @@ class _DemoRun:
         self._command("report", self.stored, "-o", page, replaces=page)
         try:
             report(self.stored, page, root=self.root, force=True)
-        except UsageError as error:  # of an extra that is not installed
+        except UsageError as error:  # an extra is not installed
             self.view.proved(f"left out: {error}; {error.hint}")
         else:
             self.view.proved(f"all of it on one page: open {page} in a browser")
@@ -493,4 +495,4 @@ def _killed(command: Sequence[str], dest: Path) -> int:
 
 
 _ENOUGH = 20
-"""The finished chunks after which the run is killed."""
+"""The number of finished chunks after which the run is killed."""

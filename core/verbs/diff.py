@@ -31,9 +31,9 @@ _END, _FINAL = "end reason", "final observation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueDifference:
-    """A field whose values differ in episodes that are in both: in how many steps, episodes, and by how much.
+    """A field whose values differ in matched episodes: the number of those steps and episodes, and by how much.
 
-    `largest` is the largest absolute difference of two numbers, None where one of them is NaN or infinite each time.
+    `largest` is the largest finite absolute difference; None if there is none, because of NaN or infinite values.
     """
 
     key: str
@@ -44,7 +44,7 @@ class ValueDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeDifference:
-    """An episode that is in both datasets and not the same: its number in each, its lengths and what differs."""
+    """Two episodes with the same number and different rows: their numbers and lengths, and the fields that differ."""
 
     a: int
     b: int
@@ -57,9 +57,9 @@ class DiffResult(Result):
     """Whether two datasets are equal, and what differs.
 
     `same` counts the episodes whose rows are byte-identical in all common fields, `close` those that differ within the
-    tolerances. `only_a` and `only_b` are the numbers of episodes that the other dataset lacks; `reordered` states
-    that the common ones come in another order, `renumbered` counts those with another number. `entries` names what
-    else differs: spaces, and entries of the episode table.
+    tolerances. `only_a` and `only_b` are the numbers of episodes that the other dataset lacks. `reordered` is True if
+    the matched episodes have another order, `renumbered` counts those with another number. `entries` names other
+    differences: spaces, texts, and end reasons, final observations and seeds in the episode table.
     """
 
     kind: ClassVar[str] = "diff"
@@ -96,9 +96,9 @@ def diff(
 ) -> DiffResult:
     """Compare two datasets or checkpoints in any layouts.
 
-    Episodes whose rows are byte-identical, in all fields that both datasets have alike, are the same, wherever they
-    are. The others are compared value by value with the episode of the same number. Notes, provenance and the source's
-    own documents are not compared.
+    Two episodes are the same, wherever they are, if their rows are byte-identical in all fields that both datasets have
+    with one dtype and shape. The others are compared value by value with the episode of the same number. Scores, notes,
+    provenance and the source's own documents are not compared.
 
     Args:
         a, b: paths or `source:id`.
@@ -217,7 +217,7 @@ class _ContentComparison:
         )  # fmt: skip
 
     def _compare(self, pair: _Pair, fields: Sequence[tuple[Field, Field]]) -> tuple[str, ...]:
-        """Name what differs between two episodes beyond the tolerances, and count it."""
+        """Return the names of the fields that differ beyond the tolerances between two episodes, and count them."""
         lengths = [int(reader.episodes.length[row]) for reader, row in ((self._a, pair.a), (self._b, pair.b))]
         if lengths[0] != lengths[1]:
             return ("length",)
@@ -252,7 +252,8 @@ class _ContentComparison:
         with np.errstate(invalid="ignore", over="ignore"):
             apart = _whole_distance(one, other) if whole else np.abs(left - right)
             equal = (apart == 0 if whole else left == right) | (np.isnan(left) & np.isnan(right))
-            equal |= apart <= self._atol + self._rtol * np.abs(right)
+            near = apart <= self._atol + self._rtol * np.abs(right)
+            equal |= near & np.isfinite(apart)  # nothing is near infinity, whose own tolerance is infinite
         if x.dtype == y.dtype and not self._rtol and not self._atol:
             equal[:] = False  # their bits differ
         rows = ~equal.reshape(len(one), -1).all(1)
@@ -298,7 +299,7 @@ class _ContentComparison:
 
 
 def _whole_distance(one: Array, other: Array) -> Array:
-    """The distance of whole numbers, float64, above 0 where they differ: as float64 large neighbours are equal."""
+    """Return the distance of integers as float64, above 0 where they differ, even if they are equal as float64."""
     if one.dtype == other.dtype:
         low, high = np.minimum(one, other).astype(np.uint64), np.maximum(one, other).astype(np.uint64)
         return (high - low).astype(np.float64)  # modulo 2^64, which a distance stays below
@@ -307,6 +308,6 @@ def _whole_distance(one: Array, other: Array) -> Array:
 
 
 def _wide(array: Array, field: Field) -> Array:
-    """The values as float64, or complex128; whole numbers of 64 bits are rounded."""
+    """Return the values as float64 or complex128; large integers are rounded."""
     numbers = as_numbers(array, field.dtype)
     return numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64)

@@ -1,7 +1,7 @@
 """`download`: fetch a dataset of a known source by id and store it as TED below the root.
 
-A dataset comes from the remote of its source (`SourceDownload`), from a Hugging Face hub that `upload` put it on, as it
-is (`HubDownload`), or from the local cache of the source's own library.
+A dataset comes from the remote of its source or from the local cache of the source's own library (`SourceDownload`), or
+from a Hugging Face hub to which `upload` sent it; then its files are stored unchanged (`HubDownload`).
 """
 
 from __future__ import annotations
@@ -97,9 +97,8 @@ class DownloadResult(Published):
 
     `id` is the dataset of `source`; `asked` is the requested name, and `resolved` how it was resolved: `exact`,
     `latest` (the version was filled in), `words` (another name with the same words). `fetched_from` is the address of
-    the original, for display. `fetch` describes the transfer, None if there was none: `files` and `bytes` in total,
-    `bytes_present` already present, `bytes_free` on the disk before it started. `originals` is the folder of the
-    original files, if they are kept.
+    the original, for display. `fetch` describes the transfer, None if nothing was transferred. `originals` is the
+    folder of the original files, if they are kept.
     """
 
     kind: ClassVar[str] = "download"
@@ -116,24 +115,23 @@ class DownloadResult(Published):
 def download(asked: DownloadOptions) -> DownloadResult:
     """Fetch a dataset of a source, verify it, and convert it into `<root>/<source>/<id>`.
 
-    An equal request that was completed before is answered without the network. An interrupted fetch resumes when the
-    request is repeated.
+    A dataset that an equal request has stored is returned without using the network. An interrupted fetch resumes when
+    the request is repeated.
 
     Args:
-        source: the name of the source; `"source:ID"`; or `"hf://OWNER/NAME@REVISION"` for a dataset that `upload` put
-            on a hub: its files come as they are, into `<root>/hf/OWNER/NAME`, and options that need a conversion are
-            refused.
-        id: the dataset. It may omit its version (the latest is taken), or be a name from before namespaces, like
-            `door-human-v1`: then the dataset with the same words is taken. `resolved` of the result says which.
+        source: the name of the source; `"source:ID"`; or `"hf://OWNER/NAME@REVISION"` for a dataset that `upload` sent
+            to a hub: its files are stored unchanged in `<root>/hf/OWNER/NAME`, and options of a conversion are refused.
+        id: the dataset. Without its version, the latest one is taken. An old name without a namespace, like
+            `door-human-v1`, stands for the dataset whose id has the same words. The result states both in `resolved`.
         local: take the original from the source's own local cache, by exact id and without the network.
         root: where datasets are stored.
-        episodes, layout, final_step, skip_bad: as in `convert`. Each of them, and `revision` and the options of the
-            formats, makes another dataset, stored at `<id>@<8 hex digits>`.
-        compress: as in `convert`. With another compression, a stored dataset stays unless `force` is set; a note says
-            so.
+        episodes, layout, final_step, skip_bad: as in `convert`. A dataset that differs in one of them, in `revision` or
+            in an option of its format is stored separately, at `<id>@<8 hex digits>`.
+        compress: as in `convert`. A stored dataset with another compression is kept, with a note, unless `force` is
+            set.
         revision: a branch, tag or commit of the remote.
         exact_id: take `id` as it is.
-        frozen: compare the files of the remote with those that the stored dataset was made from.
+        frozen: fail if the files of the remote differ from those that the stored dataset was made from.
         keep_source: keep the original files.
         num_workers, force, dry_run, progress: as in `convert`.
         horizon, ends, filter_key, reward, map, episode_key, files, images, jpeg, trust_pickle, rlds_last: for some
@@ -143,7 +141,7 @@ def download(asked: DownloadOptions) -> DownloadResult:
         What is stored, and what was transferred.
 
     Raises:
-        UsageError: an unknown source, an id that could leave its folder or may mean several datasets.
+        UsageError: the source is unknown, or the id could leave its folder or may mean several datasets.
         DatasetNotFoundError: the remote has no such dataset; the message names the nearest.
         NetworkError, AuthorisationError: the remote cannot be reached, or refuses.
         CheckFailed: `frozen` is set and the files of the remote have changed.
@@ -151,7 +149,7 @@ def download(asked: DownloadOptions) -> DownloadResult:
         FormatError, OutOfSpaceError: as in `convert`.
     """
     if asked.frozen and asked.force:
-        raise UsageError("--frozen keeps the stored one and --force replaces it", hint="leave one out")
+        raise UsageError("--frozen keeps the stored dataset and --force replaces it", hint="leave one out")
     given = given_options(asked.of_reader())
     address = hub_address(asked.source, asked.id, asked.revision)
     if address is not None:
@@ -175,19 +173,19 @@ def download(asked: DownloadOptions) -> DownloadResult:
 
 
 def _refuse_conversions(address: HubAddress, asked: DownloadOptions, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for an option that would make other files of a dataset than those on the hub."""
+    """Raise UsageError for options that would change the files of a dataset from the hub."""
     names = ("local", "episodes", "layout", "compress", "exact_id", "keep_source", "num_workers", "skip_bad")
     found = [name for name in names if getattr(asked, name)] + [name for name in given if given[name]]
     found += ["final_step"] if asked.final_step != "auto" else []
     if found:
         raise UsageError(
-            f"{address} is stored as it is, and --{found[0].replace('_', '-')} is about a conversion",
-            hint=f"download it without, then convert it: rbtool convert {HUB}:{address.repository} DEST",
+            f"{address} is stored unchanged, and --{found[0].replace('_', '-')} needs a conversion",
+            hint=f"download it without that, then convert it: rbtool convert {HUB}:{address.repository} DEST",
         )
 
 
 def _named(source: str, dataset_id: str | None) -> tuple[str, str]:
-    """Return source and id, of which either may be given as `source:id`."""
+    """Return source and id; either argument may have the form `source:id`."""
     if dataset_id is None:
         source, _, dataset_id = source.partition(":")
     dataset_id = dataset_id.removeprefix(f"{source}:")
@@ -214,22 +212,22 @@ def _refuse_remote_options(asked: DownloadOptions) -> None:
     for name in ("revision", "keep_source", "frozen"):
         if getattr(asked, name):
             raise UsageError(
-                f"--{name.replace('_', '-')} is about the remote, and --local does not ask it", hint="leave one out"
+                f"--{name.replace('_', '-')} needs the remote, which --local does not use", hint="leave one out"
             )
 
 
 def _origin(entries: Mapping[str, Any], original: Path) -> str:
-    """Return the origin of a dataset; one that existed before may come from the remote."""
+    """Return where a dataset comes from; one that was stored before may come from the remote."""
     if entries["request"]["origin"] == "remote":
         steps = Manifest.load(entries["path"]).provenance
         return str(steps[0].arguments.get("from", "")) if steps else ""
     return str(original)
 
 
-_PARTLY = "fields and the widths of texts come from the chosen episodes: the files of the others were not fetched"
+_PARTLY = "fields and the widths of texts come from the chosen episodes; the files of the others were not fetched"
 _NUMBERS_UNKNOWN = (
-    "the remote gives the count of its episodes and not their numbers: which of them --episodes takes is known once "
-    "they are fetched"
+    "the remote gives the count of its episodes but not their numbers: --episodes can be resolved only once they are "
+    "fetched"
 )
 _COMMIT = re.compile(r"@([0-9a-f]{7})[0-9a-f]{33}\b")
 
@@ -248,7 +246,7 @@ class Fetch:
 class SourceDownload:
     """The download of the dataset `name` of a source, below `root`; `given` are the options of the reader.
 
-    `run` asks the remote, but only for what is not stored; `from_cache` takes the dataset from the source's own cache.
+    `run` uses the remote, unless the dataset is stored; `from_cache` takes the original from the source's own cache.
     """
 
     asked: DownloadOptions
@@ -266,7 +264,7 @@ class SourceDownload:
 
     @property
     def _recorded(self) -> Mapping[str, Any]:
-        """The options for requests: options of the reader, and `skip_bad` if it is set."""
+        """The options that a request records: those of the reader, and `skip_bad` if it is set."""
         return {**self.given, **self.asked.recorded()}
 
     @property
@@ -275,12 +273,12 @@ class SourceDownload:
         return normal_form(self.episodes) if self.episodes else None
 
     def _arguments(self, first: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for the provenance."""
+        """Return the arguments for the provenance, `first` among them."""
         layout = layout_arguments(self.layout, self.asked.compress)
         return {**first, **layout, **final_step_arguments(self.final_step), **self._recorded}
 
     def from_cache(self) -> dict[str, Any]:
-        """Convert from the local cache; return the entries of a `DownloadResult`, but for `source` and `asked`."""
+        """Convert from the local cache; return the entries of a `DownloadResult`, except `source` and `asked`."""
         source = self.source
         if source.local_cache is None:
             raise UsageError(f"{source.name} has no local cache of its own", hint="leave out --local")
@@ -311,7 +309,7 @@ class SourceDownload:
 
     @contextlib.contextmanager
     def hinting_at_cache(self) -> Iterator[None]:
-        """Name in errors of the network what takes the dataset from the source's own cache, if it is there."""
+        """Suggest `--local` in network errors if the source's own cache has the dataset."""
         try:
             yield
         except NetworkError as error:
@@ -325,7 +323,7 @@ class SourceDownload:
             raise
 
     def run(self) -> dict[str, Any]:
-        """Return the entries of a `DownloadResult`, but for `source` and `asked`."""
+        """Fetch and convert the dataset unless it is stored; return the entries of the result, as `from_cache` does."""
         started = time.perf_counter()
         found, there = self._remembered()
         if found is None:
@@ -353,26 +351,26 @@ class SourceDownload:
         return None, None
 
     def _find(self) -> Resolution:
-        """Resolve the id, with the names of the remote if necessary."""
+        """Resolve the id; fetch the names of the remote if necessary."""
         named = self.source.open_ended and "/" in self.name
         if self.asked.exact_id or named or is_complete(self.name, namespaced=self.source.namespaced):
             return Resolution(self.name, self.name, "exact")
         if set(self.name) & set("*?["):
             raise UsageError(
-                f"{self.name!r} is a pattern, and one dataset at a time is downloaded",
-                hint=f"see what fits: rbtool list --remote {self.source.name} '{self.name}'",
+                f"{self.name!r} is a pattern, expected the id of one dataset",
+                hint=f"list the datasets that match: rbtool list --remote {self.source.name} '{self.name}'",
             )
-        self._progress.note(f"asking {self.source.remote} for its names")
+        self._progress.note(f"fetching the dataset names of {self.source.remote}")
         listed = self.source.ids()
         if self.name in listed.ids:
             return Resolution(self.name, self.name, "exact")
-        if listed.unreachable:  # the match may be among the names that could not be read
+        if listed.unreachable:  # the right name may be among those that could not be read
             raise NetworkError(
                 f"{self.name!r} cannot be matched with the names of {self.source.remote}: {listed.problems[0]}",
                 hint="try again later, or give the id in full",
             )
         for problem in listed.problems:
-            self._progress.note(f"passed over: {problem}")
+            self._progress.note(f"skipped: {problem}")
         found = resolve(self.name, listed.ids, self.source.name)
         self._note_resolution(found)
         if not self.asked.dry_run:
@@ -389,7 +387,7 @@ class SourceDownload:
         elif found.how == "latest":
             self._progress.note(f"the latest version of {found.asked} is {found.id}")
 
-    # What is there ---------------------------------------------------------------------------------
+    # Stored datasets -------------------------------------------------------------------------------
 
     def _request(self, found: Resolution) -> Request:
         asked = f"{self.source.name}:{found.asked}"
@@ -441,7 +439,7 @@ class SourceDownload:
         """Raise CheckFailed unless the remote has, at a revision, the files that the dataset was made from."""
         if manifest is None:
             raise DatasetNotFoundError(
-                f"--frozen compares the remote with what is stored: {self._destination(found)} not found",
+                f"--frozen compares the remote with the stored dataset: {self._destination(found)} not found",
                 hint="leave out --frozen to fetch it",
             )
         require_unchanged(manifest, self._destination(found), lambda: self._needed(self._describe(found, revision)))
@@ -476,10 +474,10 @@ class SourceDownload:
             raise not_found(found.id, listed.ids, self.source.name) from error
 
     def _needed(self, remote: RemoteDataset) -> RemoteDataset:
-        """Return the remote dataset reduced to the files and episodes that this request needs.
+        """Return the remote dataset, reduced to the files and episodes that this request needs.
 
-        Raises UsageError for episodes that it cannot have. If the remote gives only their count, the conversion checks
-        the rest: numbers can have gaps, so the largest need not be the count minus one.
+        Raises UsageError for episodes that cannot exist. If the remote gives only their count, the conversion checks
+        them again: numbers can have gaps, so the largest need not be the count minus one.
         """
         chosen = None if self.episodes is None else parse_episodes(self.episodes)
         files = tuple(self.source.needed(remote, chosen, self._recorded))
@@ -507,7 +505,7 @@ class SourceDownload:
             try:
                 entries = self._convert(found, remote, originals)
             except UsageError as error:
-                error.hint = error.hint or "what was fetched is kept: run it again"
+                error.hint = error.hint or "the fetched files are kept: run it again"
                 raise
             kept = self._kept(found)
             if not kept:
@@ -522,7 +520,7 @@ class SourceDownload:
         }
 
     def _keep(self, manifest: Manifest, found: Resolution) -> dict[str, Any]:
-        """Fetch and keep the originals of an existing dataset, in the revision it was made from."""
+        """Fetch and keep the originals of a stored dataset, in the revision that it was made from."""
         commit = _COMMIT.fullmatch(f"@{manifest.resolved_revision}")
         revision = manifest.resolved_revision if commit else self.asked.revision
         self._require_unchanged(manifest, found, revision)
@@ -532,12 +530,12 @@ class SourceDownload:
         return {"fetch": fetch, "originals": originals.files}
 
     def _fetch(self, found: Resolution, originals: Originals, revision: str | None) -> tuple[RemoteDataset, Fetch]:
-        """Fetch the needed originals; once more if the remote changes during the fetch."""
+        """Fetch the needed originals; try once more if the remote changes during the fetch."""
         with _hinting_at_kept(originals):
             try:
                 return self._fetch_listed(self._describe(found, revision), originals)
             except StaleListing as error:
-                self._progress.note(f"the remote changed while it was fetched ({error}): looking again")
+                self._progress.note(f"the remote changed during the fetch ({error}): trying again")
                 return self._fetch_listed(self._describe(found, revision), originals)
 
     def _fetch_listed(self, whole: RemoteDataset, originals: Originals) -> tuple[RemoteDataset, Fetch]:
@@ -552,7 +550,7 @@ class SourceDownload:
         return remote, fetch
 
     def _fetch_ahead(self, remote: RemoteDataset, originals: Originals) -> Fetch:
-        # The dataset is rarely smaller than half of the originals, and both exist at the same time.
+        # Room for the dataset as well, which exists beside the originals and rarely has less than half their size.
         return _planned_fetch(self.root, remote, originals, remote.bytes // 2)
 
     def _note_waiting(self, found: Resolution) -> None:
@@ -585,7 +583,7 @@ class SourceDownload:
         )
 
     def _estimate(self, found: Resolution, started: float) -> dict[str, Any]:
-        """Return the entries of a dry run: what would be fetched, and what the remote records about it."""
+        """Return the entries of a dry run: what would be fetched, and what the remote states about the dataset."""
         whole = self._describe(found, self.asked.revision, totals=True)
         remote = self._needed(whole)
         unknown = self.episodes is not None and self.source.episode_numbers(whole) is None
@@ -600,7 +598,7 @@ class SourceDownload:
 
 
 def _planned_fetch(root: Path, remote: RemoteDataset, originals: Originals, more: int = 0) -> Fetch:
-    """Return what is to be fetched; OutOfSpaceError without room for it and `more` bytes."""
+    """Return what is to be fetched; OutOfSpaceError unless there is room for it and `more` bytes."""
     present = originals.present(remote)
     fs.require_space(root, max(0, remote.bytes - present) + more)
     return Fetch(len(remote.files), remote.bytes, present, fs.free_space(root))
@@ -612,26 +610,26 @@ def _hinting_at_kept(originals: Originals) -> Iterator[None]:
         yield
     except NetworkError as error:
         if originals.has_any():
-            error.hint = error.hint or "run it again: what came so far is kept"
+            error.hint = error.hint or "run it again: what was fetched so far is kept"
         raise
 
 
 def _announcement(fetch: Fetch, address: str) -> str:
     files = counted(fetch.files, "file")
-    there = f", {readable_size(fetch.bytes_present)} of it is there already" if fetch.bytes_present else ""
+    there = f", {readable_size(fetch.bytes_present)} of it present" if fetch.bytes_present else ""
     short = _COMMIT.sub(r"@\1", address)
     return f"{files}, {readable_size(fetch.bytes)}, from {short}{there}; {readable_size(fetch.bytes_free)} free"
 
 
 _MANIFEST_BYTES = 64 << 20
 _Stored: TypeAlias = tuple[Manifest, str]
-"""The manifest of a dataset, and where it came from."""
+"""The manifest of a stored dataset, and the address it was fetched from."""
 _DATASET = "dataset"
-"""The name of the folder while it is put in place."""
+"""The name of the dataset's folder inside the staging folder."""
 
 
 def hub_address(source: str, dataset_id: str | None, revision: str | None) -> HubAddress | None:
-    """Return the address in what `download` is called with: `hf://OWNER/NAME`, or `hf` and that; None for none."""
+    """Return the address that the arguments of `download` name, `hf://OWNER/NAME` or `hf` and OWNER/NAME, else None."""
     if not (is_hub_address(source) or source.partition(":")[0] == HUB):
         return None
     if dataset_id is None:
@@ -643,7 +641,7 @@ def hub_address(source: str, dataset_id: str | None, revision: str | None) -> Hu
 
 @dataclass(frozen=True)
 class HubDownload:
-    """One download; `run` uses the network only for what is not stored."""
+    """The download of a dataset from a hub; `run` uses the network only if it is not stored."""
 
     asked: DownloadOptions
     hub: Hub
@@ -694,7 +692,7 @@ class HubDownload:
     # What is stored ------------------------------------------------------------------------------------
 
     def _existing(self) -> _Stored | None:
-        """Return what is stored, None for nothing; UsageError where something else is stored, or it is damaged."""
+        """Return the stored dataset, None if there is none; UsageError if it is another or a damaged one."""
         if not has_manifest(self._folder):
             return None
         origin = next((one for one in reversed(transfers_of(self._folder)) if self._is_ours(one)), None)
@@ -710,7 +708,7 @@ class HubDownload:
             raise occupied_error(self._folder, f"is damaged ({error})") from error
 
     def _tidy(self) -> None:
-        """Remove what a process left that was killed when the dataset was in its place."""
+        """Remove the leftovers of a process that was killed after it had put the dataset in place."""
         fetched = self._originals.folder
         aside = fetched.parent.with_name(fetched.name)
         with contextlib.suppress(OSError, UsageError):  # such as a disk that cannot be written to
@@ -723,10 +721,10 @@ class HubDownload:
         return (transfer.verb, transfer.address, transfer.revision) == asked
 
     def _require_unchanged(self, there: Outcome[_Stored] | None) -> None:
-        """Raise CheckFailed unless the hub has, in the revision that is asked for, the files that are stored."""
+        """Raise CheckFailed unless the hub has, in the requested revision, the files that are stored."""
         if there is None:
             raise DatasetNotFoundError(
-                f"--frozen compares the hub with what is stored: {self._folder} not found",
+                f"--frozen compares the hub with the stored dataset: {self._folder} not found",
                 hint="leave out --frozen to fetch it",
             )
         commit = self.hub.commit(self.address.repository, self.address.revision)
@@ -735,14 +733,14 @@ class HubDownload:
             remote = tree.get(path)
             if remote is None or not matches(self._folder / path, remote.size, remote.checksum):
                 raise CheckFailed(
-                    f"{self.address} is not what {self._folder} is any more: {path} differs at {commit[:7]}",
-                    hint="add --force, and no --frozen, to take the new one, or --revision for the old one",
+                    f"{self.address} has changed since {self._folder} was downloaded: {path} differs at {commit[:7]}",
+                    hint="replace --frozen by --force to take the new version, or add --revision for the old one",
                 )
 
-    # What is there -------------------------------------------------------------------------------------
+    # What the hub has ----------------------------------------------------------------------------------
 
     def _describe(self) -> tuple[RemoteDataset, Manifest]:
-        """Ask for the files of the dataset, by its manifest; FormatError for an invalid one."""
+        """Return the files that the manifest on the hub lists, and the manifest; FormatError for an invalid one."""
         name = self.address.repository
         commit = self.hub.commit(name, self.address.revision)
         tree = {file.path: file for file in self.hub.tree(name, commit)}
@@ -761,8 +759,8 @@ class HubDownload:
             if found is None or found.size != record.size or record.path in (MANIFEST, TRANSFERS):
                 have = "is missing" if found is None else f"has {found.size:,} bytes there"
                 raise CorruptDataError(
-                    f"{self.address.at(commit)} is not whole: {record.path} {have}, and the manifest lists "
-                    f"{record.size:,} bytes"
+                    f"{self.address.at(commit)} is incomplete: {record.path} {have}, expected {record.size:,} bytes "
+                    "by the manifest"
                 )
         files = tuple(self._remote(tree[path], commit) for path in (MANIFEST, *(one.path for one in manifest.files)))
         return RemoteDataset(self._originals.id, self.address.at(commit), commit, files), manifest
@@ -798,7 +796,7 @@ class HubDownload:
         return outcome
 
     def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
-        """Fetch what is missing, compared with the checksums of the hub."""
+        """Fetch the missing files, and compare them with the checksums of the hub."""
         fetch = _planned_fetch(self.root, remote, originals)
         originals.begin(remote, remote.paths, kept=False)
         self._progress.note(_announcement(fetch, remote.address))
@@ -815,7 +813,7 @@ class HubDownload:
         return fetch
 
     def _verify(self, originals: Originals, remote: RemoteDataset) -> None:
-        """Compare all files with the digests in the manifest; where one does not match, nothing is kept."""
+        """Compare all files with the digests in the manifest; if one does not match, remove them all."""
         try:
             with ListedFiles.at(originals.files) as files:
                 self._progress.start("verifying", files.manifest.bytes, "bytes")
@@ -826,7 +824,7 @@ class HubDownload:
         except FormatError as error:
             originals.remove()
             raise CorruptDataError(
-                f"{remote.address} is not what its manifest states, and nothing was kept: {error.message}"
+                f"{remote.address} does not match its manifest, and nothing was kept: {error.message}"
             ) from error
         self._progress.done()
 
@@ -839,7 +837,7 @@ class HubDownload:
 
 
 def _not_a_dataset(address: HubAddress, tree: Mapping[str, HubFile]) -> FormatError:
-    """Return the error for a repository without a manifest, which names what it looks like."""
+    """Return the error for a repository without a manifest, which states what the repository looks like."""
     looks, hint = _look_of(address.repository, tree)
     return FormatError(f"{address} was not made by rbtool upload: it has no {MANIFEST}{looks}", hint=hint)
 
@@ -848,14 +846,17 @@ def _look_of(repository: str, tree: Mapping[str, HubFile]) -> tuple[str, str]:
     ends = {path.rpartition(".")[2].lower() for path in tree}
     if "meta/info.json" in tree:
         known = "lerobot" in source_names()
-        return ", and looks like a dataset of LeRobot", f"rbtool download lerobot {repository}" if known else ""
+        return ", and looks like a LeRobot dataset", f"rbtool download lerobot {repository}" if known else ""
     if any(path.endswith(("main_data.hdf5", "namespace_metadata.json")) for path in tree):
         return (
-            ", and looks like datasets of Minari",
-            f"MINARI_REMOTE=hf://{repository.partition('/')[0]} is their place",
+            ", and looks like Minari datasets",
+            f"set MINARI_REMOTE=hf://{repository.partition('/')[0]} to download them as minari:ID",
         )
     if "tar" in ends:
-        return ", and looks like shards in tar archives", "rbtool list --formats names what is converted"
+        return (
+            ", and looks like shards in tar archives",
+            "rbtool list --formats lists the formats that can be converted",
+        )
     if ends & {"parquet", "arrow", "hdf5", "h5", "npz", "csv", "tfrecord"}:
-        return ", and has files of data", "fetch it with the hub's own client, and convert it: rbtool convert PATH DEST"
-    return "", "the files of the repository are something else"
+        return ", and has data files", "fetch it with the hub's own client, and convert it: rbtool convert PATH DEST"
+    return "", "the repository has no data files that rbtool knows"

@@ -1,4 +1,4 @@
-"""`env`: versions, extras, folders and variables, for reports of bugs."""
+"""`env`: versions, extras, folders and environment variables, for bug reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHERS = re.compile(
     r"|CLICOLOR_FORCE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|NUMBA_\w+",
     re.IGNORECASE,
 )
-"""Variables that matter, besides those of sources."""
+"""Environment variables that affect rbtool, besides those of sources."""
 _OF_SOURCES = ("URL", "REMOTE", "DATASET_DIR", "DATASETS_PATH")
 _SECRET = re.compile(r"token|secret|password|key", re.IGNORECASE)
 
@@ -42,16 +42,17 @@ class ExtraState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvResult(Result):
-    """What a report of a bug needs to know of this machine.
+    """The facts about this machine that a bug report needs.
 
     Attributes:
-        rbtool, python, system: versions, and the kind of machine.
+        rbtool, python, system: versions, and the operating system.
         package: the folder that rbtool is imported from.
         processors: how many processors this process may use.
         packages: versions of the dependencies; None for one that is not installed.
         extras: the state of each extra.
-        store: the folder of the datasets, and the bytes that are free there; None before it exists.
-        variables: the variables of the environment that matter to rbtool, without secrets.
+        store: the folder of the datasets.
+        free_bytes: the free space there; None before it exists.
+        variables: the environment variables that affect rbtool, without secrets.
     """
 
     kind: ClassVar[str] = "env"
@@ -70,10 +71,10 @@ class EnvResult(Result):
 def env() -> EnvResult:
     """Describe the environment: versions, extras, folders and variables.
 
-    Nothing is imported to find versions, and no network is used. Values that look secret are shown as `***`.
+    Finding versions imports nothing and uses no network. Values that look secret are replaced by `***`.
 
     Returns:
-        The versions and paths as they are in this process.
+        The versions, folders and variables.
 
     >>> import rbtool
     >>> rbtool.env().packages["torch"] is not None
@@ -128,7 +129,7 @@ def _state(names: list[str]) -> ExtraState:
 
 
 def _variables() -> dict[str, str]:
-    """Return the variables that matter. Others, whose values may be secret, have no place in a report."""
+    """Return the environment variables that affect rbtool, and no others, because those may be secret."""
     sources = declared()
     ours = {f"{source.name.upper()}_{what}" for source in sources for what in _OF_SOURCES}
     ours |= {source.cache_variable for source in sources}

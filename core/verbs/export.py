@@ -1,4 +1,4 @@
-"""`export`: write a dataset, or some of its episodes, in a format of other tools."""
+"""`export`: write a dataset, or some of its episodes, in the format of another tool."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ExportResult(Published):
 
 @takes(ExportOptions)
 def export(asked: ExportOptions) -> ExportResult:
-    """Write a dataset, or some of its episodes, in a format of other tools.
+    """Write a dataset, or some of its episodes, in the format of another tool.
 
-    Element types are kept. Data that a format cannot represent is refused before anything is written, and keys that it
-    has no place for are listed in the result. The modules of `rbtool.converters` that write a format document it.
+    Dtypes are kept. Data that a format cannot represent is refused before anything is written, and fields that it has
+    no place for are listed in the result. Each format is documented in its module below `rbtool.converters`.
 
     Args:
         dataset: a path or `source:id`. Its digests are verified first.
@@ -48,11 +48,11 @@ def export(asked: ExportOptions) -> ExportResult:
         to: the name of the format; default: by the suffix of `dest`, `.h5` or `.hdf5`, `.npz`, `.parquet`.
         episodes: episodes by number, like `0:100,250`; default: all.
         root: where stored datasets are.
-        fps: steps a second, for `lerobot`; default: as the source states it.
-        names: names of the numbers of vectors, for `lerobot`, like `action=x,y,grip`; default: as the source has them.
-        robot_type: the robot, for `lerobot`; default: as the source states it.
+        fps: steps per second, for `lerobot` and `mcap`; default: as the source states.
+        names: names for the components of vectors, for `lerobot`, like `action=x,y,grip`; default: the source's.
+        robot_type: the robot, for `lerobot`; default: as the source states.
         modality: a `modality.json` that divides vectors for GR00T, for `lerobot`; default: the source's.
-        skip_bad: take the valid episodes of a damaged dataset; notes name the others.
+        skip_bad: write the sound episodes of a damaged dataset; notes name the others.
         force: replace `dest`, if it is an export in this format.
         dry_run: do everything but writing.
         progress: shows how far it is; default: nothing is shown.
@@ -64,7 +64,7 @@ def export(asked: ExportOptions) -> ExportResult:
         DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
             `dest` is unchanged after any error.
         SchemaError: the format cannot represent the data.
-        UsageError: arguments make no sense, a dataset of another library, or a checkpoint of a buffer without steps.
+        UsageError: arguments make no sense, or the dataset is one of another library, or a saved buffer without steps.
         OutOfSpaceError: the disk has no room for the result.
     """
     started, progress = time.perf_counter(), asked.reporter
@@ -103,7 +103,7 @@ def export(asked: ExportOptions) -> ExportResult:
 
 
 def _format_of(dest: str) -> str:
-    """Return the format for the suffix of a destination; UsageError for one that no format has."""
+    """Return the format that writes the suffix of a destination; UsageError if there is none."""
     found = format_for(dest)
     if not found:
         suffixes = [suffix for one in declared() for suffix in one.suffixes]
@@ -142,12 +142,12 @@ def _damage(chosen: Chosen) -> tuple[str, ...]:
 
 
 def _scores(sink: Sink) -> tuple[str, ...]:
-    said = "this format holds no scores of episodes: rbtool score makes them again of what is converted"
+    said = "this format cannot store scores of episodes: rbtool score computes them again after a conversion"
     return (said,) if sink.chosen.table.scores and not sink.keeps_scores else ()
 
 
 class _ExportStaging(Staging):
-    """A staging folder whose publication can replace an export in the same format and nothing else."""
+    """A staging folder that can replace an export in the same format, and nothing else."""
 
     def __init__(self, destination: Path, made: Callable[[Path], bool], *, replace: bool) -> None:
         super().__init__(destination, replace=replace)

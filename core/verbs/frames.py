@@ -1,4 +1,4 @@
-"""`frames`: the images of an episode as a video (MP4 by PyAV, GIF by Pillow), or as a sheet of small pictures.
+"""`frames`: write the images of an episode as a video (MP4 by PyAV, GIF by Pillow) or as a contact sheet (PNG).
 
 Videos are encoded frame by frame, so that memory does not grow with their length.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-_TILE, _WIDEST = 96, 320  # pixels of the shorter side of a picture on a sheet at least, and of the longer at most
+_TILE, _WIDEST = 96, 320  # on a sheet: least pixels of the shorter side of an image, most pixels of the longer side
 _MARGIN, _LABEL = 6, 16
 _PAPER, _INK = (255, 255, 255), (31, 35, 40)
 _ACROSS = 1.6  # the width of a sheet over its height
@@ -45,7 +45,7 @@ _FASTEST_GIF = 50
 
 
 def rgb(frame: Array) -> Array:
-    """Return a frame, `[height, width]` or `[height, width, 3]` of bytes, as RGB."""
+    """Return a frame, uint8 `[height, width]` or `[height, width, 3]`, as RGB."""
     return frame if frame.ndim == 3 else np.repeat(frame[..., None], 3, axis=2)
 
 
@@ -55,9 +55,9 @@ def enlarged(frame: Array, scale: int) -> Array:
 
 
 def write_mp4(path: Path, frames: Iterable[Array], rate: Fraction) -> None:
-    """Encode frames as H.264, which shows on every device; the last column and row of odd sizes are repeated once.
+    """Encode frames as H.264, which plays on every device; odd sizes become even by repeating the last column or row.
 
-    UsageError where PyAV, or its encoder, is not installed.
+    Raises UsageError if PyAV or its encoder is not installed.
     """
     av = require_pyav()
     if "libx264" not in av.codecs_available:
@@ -78,7 +78,7 @@ def write_mp4(path: Path, frames: Iterable[Array], rate: Fraction) -> None:
 
 
 def require_gif_rate(rate: Fraction) -> None:
-    """Raise UsageError for a rate that viewers of GIF do not follow: they show such files at 10 frames a second."""
+    """Raise UsageError for a rate above 50, because GIF viewers show such files at 10 frames per second."""
     if rate > _FASTEST_GIF:
         raise UsageError(
             f"fps is {float(rate):g}, expected at most {_FASTEST_GIF} for a GIF",
@@ -87,9 +87,9 @@ def require_gif_rate(rate: Fraction) -> None:
 
 
 def write_gif(path: Path, frames: Iterable[Array], rate: Fraction) -> None:
-    """Write frames as a GIF that repeats: grey ones as they are, RGB ones in the 256 colours that fit each best.
+    """Write frames as a GIF that repeats; RGB frames are each reduced to the 256 colours that fit best.
 
-    A GIF counts hundredths of a second: each frame starts at the one nearest to its time.
+    GIF times are in hundredths of a second: each frame starts at the one nearest to its time.
     """
     descriptor = fs.create(path)
     try:
@@ -113,7 +113,7 @@ def _gif_parts(frames: Iterable[Array], rate: Fraction) -> Iterator[bytes]:
 
 
 def sheet(frames: Sequence[Array], names: Sequence[str]) -> bytes:
-    """Draw frames of one size in rows, each with its name below, as a PNG; a single one is drawn alone as it is."""
+    """Draw frames of one size in rows, each with its name below, as a PNG; a single frame is drawn in its own size."""
     from PIL import Image
 
     if len(frames) == 1:
@@ -134,7 +134,7 @@ def sheet(frames: Sequence[Array], names: Sequence[str]) -> bytes:
 
 
 def _tile(frame: Array) -> Image:
-    """Make a frame as large as one on a sheet: pixels are repeated if it is small, and averaged if it is large."""
+    """Scale a frame to its size on a sheet: enlarge small frames by repeating pixels, and average large ones."""
     from PIL import Image
 
     height, width = frame.shape[:2]
@@ -159,11 +159,11 @@ _STEPS = re.compile(r"(?P<first>\d*)(?P<range>:(?P<stop>\d*))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FramesResult(Result):
-    """The file `output` with images of the field `field` of one episode, at `fps`; None for a sheet.
+    """The file `output` with images of the field `field` of one episode, at `fps`, which is None for a sheet.
 
-    `steps` are the steps whose frames are in it: of a sheet perhaps fewer than were asked for. The frame of step t is
-    the observation before it; one step further is the observation after the episode. `height` and `width` describe a
-    frame before it is enlarged.
+    `steps` are the steps whose frames are in the file; a sheet may have fewer than were requested. The frame of step t
+    is the observation before its action, and the frame after that of the last step is the final observation. `height`
+    and `width` describe a frame before it is enlarged.
     """
 
     kind: ClassVar[str] = "frames"
@@ -182,20 +182,20 @@ class FramesResult(Result):
 def frames(asked: FramesOptions) -> FramesResult:
     """Write the images of an episode as a video (.mp4, .gif), or some of them as a sheet (.png).
 
-    Grey and RGB images of any size are shown, channels first or last, of stacked frames the newest; numbers other than
-    bytes are scaled. Memory is bounded however long the episode is.
+    Images may be grey or RGB, of any size, with channels first or last; of stacked frames, the newest is shown. Values
+    that are not uint8 are scaled. Memory does not grow with the length of the episode.
 
     Args:
         dataset: a path or `source:id` of a dataset or a checkpoint of steps.
-        output: the file to write; its suffix is the format. A sheet has at most 40 frames, evenly apart, and a single
-            step is written as it is.
+        output: the file to write; its suffix is the format. A sheet has at most 40 frames, evenly spaced; the frame of
+            a single step is written in its own size.
         episode: the number of an episode.
-        field: the images, which may be frames of kept videos; default: the first field that has some.
+        field: the field of images, or of frames of kept videos; default: the first one.
         steps: a range like `0:100`, or one step; default: all, with the observation after the last step.
-        fps: frames a second; default: as the data state, else 30.
+        fps: frames per second; default: as the data states, else 30.
         scale: repeat each pixel so often across and down.
         root: where stored datasets are.
-        force: replace the file, if it is one of that format.
+        force: replace an existing file, if it has that format.
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
@@ -253,7 +253,7 @@ def _rate(fps: float | None) -> Fraction | None:
 
 
 def _chosen(steps: str | None, count: int, episode: int) -> Sequence[int]:
-    """The steps that a text like `0:100` asks for, of the `count` that have frames."""
+    """Parse steps like `0:100` or `7`; UsageError unless all are among the `count` steps that have frames."""
     if steps is None:
         return range(count)
     found = _STEPS.fullmatch(steps.strip())
@@ -268,7 +268,7 @@ def _chosen(steps: str | None, count: int, episode: int) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Images:
-    """The images of an episode: `length` rows from `start` on, and `after` where one follows the last step."""
+    """The images of an episode: `length` rows from `start` on; `after` is True if there is one after the last step."""
 
     reader: StepReader
     key: Key
@@ -281,7 +281,7 @@ class _Images:
 
     @classmethod
     def of(cls, reader: StepReader, name: str | None, episode: int, notes: list[str]) -> _Images:
-        """Find the field, and the layout that the first image of the episode shows."""
+        """Find the field, and its layout from the first image of the episode."""
         referred = {image_key(key): key for key in reference_keys(reader.fields)}
         key = _image_field(reader, referred, name, notes)
         table = reader.episodes
@@ -297,7 +297,7 @@ class _Images:
             raise _no_image(field, reader.fields, referred)
         layout = layout.seen(first[0])
         if layout.stacked > 1:
-            notes.append(f"{key_name(key)} holds {layout.stacked} frames a step: the newest is shown")
+            notes.append(f"{key_name(key)} has {layout.stacked} frames per step: the newest is shown")
         return replace(images, layout=layout)
 
     @property
@@ -306,7 +306,7 @@ class _Images:
         return self.length + self.after
 
     def _rows(self, first: int, stop: int) -> Array:
-        """Read the rows of some frames, at least one."""
+        """Read the frames `[first, stop)`, at least one."""
         rows = self._read(self.field.key, self.start + first, self.start + min(stop, self.length))
         if stop <= self.length:
             return rows
@@ -321,7 +321,7 @@ class _Images:
         return referred_frames(self.reader.path, rows)
 
     def _blocks(self, steps: Sequence[int]) -> Iterator[Array]:
-        """Read the frames of ascending steps, the newest of each row, in blocks of neighbours."""
+        """Yield the frames of ascending steps, in blocks of consecutive steps; of stacked frames, the newest."""
         size = self._rows(0, 1).nbytes
         most = max(1, _BLOCK_BYTES // size)
         place = 0
@@ -333,7 +333,10 @@ class _Images:
             place = stop
 
     def scale(self, steps: Sequence[int], notes: list[str]) -> tuple[float, float]:
-        """Return the numbers that become black and white: the bounds of the type, else of the frames."""
+        """Return the values that become black and white: the bounds of uint8 or bool, else those of the frames.
+
+        Floats that fit into [0, 1], [0, 255] or [-1, 1] are scaled by that range.
+        """
         dtype = self._rows(0, 1).dtype.name if self.videos else self.field.dtype
         if dtype in {"uint8", "bool"}:
             return (0, 1) if dtype == "bool" else (0, 255)
@@ -348,13 +351,13 @@ class _Images:
             return 0, 255
         if is_real and low >= -1 and high <= 1:
             low, high = -1.0, 1.0
-        notes.append(f"{key_name(self.key)} has numbers from {low:.4g}, shown as black, to {high:.4g}, shown as white")
+        notes.append(f"{key_name(self.key)} has values from {low:.4g}, shown as black, to {high:.4g}, shown as white")
         return float(low), float(high)
 
     def bytes_of(
         self, steps: Sequence[int], low: float, high: float, scale: int, progress: Progress
     ) -> Iterator[Array]:
-        """Yield the frames of some steps as bytes, enlarged."""
+        """Yield the frames of some steps as uint8, enlarged."""
         progress.start("drawing", len(steps), "frames")
         for block in self._blocks(steps):
             for frame in block:
@@ -367,7 +370,7 @@ _ANY = PictureLayout(1, 1, 1, 1, channels_first=False, apart=False)
 
 
 def _image_field(reader: StepReader, referred: dict[Key, Key], name: str | None, notes: list[str]) -> Key:
-    """Find the field with images that has the name, or the first one."""
+    """Return the key of the field with images that `name` means, or of the first one."""
     fields = {one.key: one for one in reader.fields if one.key not in referred.values()}
     images = [key for key in referred if key[0] != NEXT]
     images += [one.key for one in reader.fields if one.key[0] != NEXT and looks_like_picture(one)]

@@ -1,7 +1,7 @@
 """`inspect`: summarise a dataset, a checkpoint, or a raw dataset in a known format, or show one of its episodes.
 
-For several datasets at once (a split, a mixture, a saved ensemble), for buffers without steps and for tables in no
-known format the result is another one: `PartsResult`, `MixResult`, `EnsembleResult`, `BufferResult`, `ColumnsResult`.
+Other inputs have results of their own: the folder of a split (`PartsResult`), a mixture (`MixResult`), a saved ensemble
+(`EnsembleResult`), a saved buffer without steps (`BufferResult`), and a table in an unknown format (`ColumnsResult`).
 Streams have `inspect_stream`.
 """
 
@@ -77,9 +77,9 @@ class RowView:
 class EpisodeView:
     """An episode: its number, its length in steps, how it ends, and some of its rows, always with the last one.
 
-    `total_reward` is None without rewards, and if they are sums over n steps and rewards of single steps are not
-    stored. `final` describes the observation after the last step: `observed`, `repeated` (a copy of the one before), or
-    `dropped` (missing in the source, so that the step was left out).
+    `total_reward` is None without rewards, or if only sums of rewards over n steps are stored. `final` describes the
+    observation after the last step: `observed`, `repeated` (a copy of the one before), or `dropped` (missing in the
+    source, so that the step was left out).
     """
 
     episode: int
@@ -178,7 +178,7 @@ def _value(row: Array, field: Field) -> Any:
 
 
 _BINS = 10
-_NO_REWARDS = "no return: no field is next.reward"
+_NO_REWARDS = "no return: there is no field next.reward"
 _NO_RETURNS = (
     "no return: next.reward holds sums over n steps, and next.original_reward, the reward of every step, is missing"
 )
@@ -211,7 +211,7 @@ class Spread:
 
 
 def _median(numbers: np.ndarray[Any, Any]) -> float:
-    """Return the median, of numbers whose sum may overflow as well."""
+    """Return the median, also of numbers whose sum would overflow."""
     ordered, half = np.sort(numbers), len(numbers) // 2
     with np.errstate(invalid="ignore"):  # between -inf and inf
         middle = ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2
@@ -223,13 +223,16 @@ def _counts(finite: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     scaled = np.ldexp(finite, -int(np.frexp(np.abs(finite).max())[1]))
     try:
         return np.histogram(scaled, bins=_BINS)[0]
-    except ValueError:  # numbers that differ in their last digits leave no room for ten bins: as if they were equal
+    except ValueError:  # numbers that differ only in their last bits, too close for ten bins: treated as equal
         return np.histogram(scaled, bins=_BINS, range=(scaled.min() - 0.5, scaled.max() + 0.5))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldView:
-    """One leaf: `shape` of a row, `bytes` of all rows, `min` and `max` if recorded; `role` `video` refers to frames."""
+    """One leaf: the `shape` of a row, the `bytes` of all rows, and `min` and `max` if recorded.
+
+    The `role` `video` means that the rows refer to frames of kept videos.
+    """
 
     key: Key
     dtype: str
@@ -246,9 +249,9 @@ class InspectResult(Result):
 
     `layouts` maps each layout of datasets to the bytes of the rows in it, uncompressed unless it is the current one;
     `bytes_saved` is the difference between layout `ted` and the current one. `first_episode` is the source's number of
-    the first episode, None without any. `problems` name the files that are missing or differ in size from the
-    manifest; `transfers` are its uploads to a hub and its download from there. `scores` are spreads over the
-    episodes, by names like `score.quality`, where `score` has added them.
+    the first episode, None without episodes. `problems` name the files that are missing or differ in size from the
+    manifest; `transfers` are the uploads of the dataset to a hub and its download from there. `scores` has a spread
+    over the episodes for each score that `rbtool score` has added, by names like `score.quality`.
     """
 
     kind: ClassVar[str] = "inspect"
@@ -316,23 +319,23 @@ def inspect(
 ) -> InspectResult | ColumnsResult | MixResult | PartsResult | EnsembleResult | BufferResult:
     """Summarise a dataset, a checkpoint, an export, a saved buffer, or a dataset of another library.
 
-    For rbtool's own formats only the manifest and the episode table are read, so the time does not grow with the data;
-    n-step data has the reward of every step read, too, for `returns`. The files of a saved buffer are compared with
-    their digests.
+    For rbtool's own formats, only the manifest and the episode table are read, so the time does not grow with the data.
+    For n-step data, the reward of every step is read as well, for `returns`. The files of a saved buffer are compared
+    with their digests.
 
     Args:
         dataset: a path or `source:id`.
         episode: the source's number of an episode whose first and last steps the result includes.
-        head: how many of its first steps; default: all.
+        head: the number of its first steps to include; default: all.
         format: the name of the format, instead of detecting it, as in `convert`.
         root: where stored datasets are.
         options: for some formats only, as in `convert`.
 
     Returns:
-        The summary. A table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in an unknown format, and
-        a file that needs an option such as `horizon`, give a `ColumnsResult`: the columns, with the options that would
-        convert it. A mixture gives a `MixResult`, the folder of a split a `PartsResult`, a saved ensemble an
-        `EnsembleResult`, and a saved buffer without steps of episodes a `BufferResult`.
+        The summary, for most inputs an `InspectResult`. A `ColumnsResult` has the columns, and options that would
+        convert them, of a table (HDF5, npz, CSV, Parquet, a folder of npy, CSV or Parquet files) in an unknown format
+        or that needs an option such as `horizon`. A mixture gives a `MixResult`, the folder of a split a `PartsResult`,
+        a saved ensemble an `EnsembleResult`, and a saved buffer without steps of episodes a `BufferResult`.
 
     Raises:
         DatasetNotFoundError, FormatError: there is no data to inspect.
@@ -405,7 +408,7 @@ def _of_steps(reader: StepReader, root: PathLike | None, episode: int | None, he
 def _of_buffer(
     path: Path, root: PathLike | None, episode: int | None, head: int | None
 ) -> InspectResult | BufferResult:
-    """Describe the steps of a saved buffer or storage, and the buffer itself where it has no steps of episodes."""
+    """Describe the steps of a saved buffer or storage, or the buffer itself if it has no steps of episodes."""
     if not is_of_buffer(path):
         return inspect_buffer(path)
     try:
@@ -423,7 +426,7 @@ def _of_buffer(
 
 
 def _why_no_returns(manifest: Manifest) -> str:
-    """Return why episodes have no returns; empty where they have."""
+    """Return the reason why episodes have no returns; "" if they have."""
     if not returns_are_known(manifest):
         return _NO_RETURNS
     return "" if any(field.key == NEXT_REWARD for field in manifest.fields) else _NO_REWARDS
@@ -509,9 +512,9 @@ def _name(path: Path, manifest: Manifest, root: Path | None) -> str:
 class TopicView:
     """A topic of a robot log. Times are in seconds; `begin` and `end` count from the first message of all topics.
 
-    `rate` is the usual number of messages a second, `gap` the longest silence. `delay` is how long after its stamp a
-    message was logged, at least, and `jitter` how much that varies, both in a sample of messages; None where these have
-    no stamps.
+    `rate` is the usual number of messages per second, `gap` the longest silence. `delay` is the shortest time from the
+    stamp of a message to its entry in the log, and `jitter` the variation of that time, both in a sample of messages;
+    None if messages have no stamps.
     """
 
     name: str
@@ -528,10 +531,10 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsResult(Result):
-    """The columns of a table in no known format, or the fields of the `topics` of a robot log.
+    """The columns of a table in an unknown format, or the fields of the `topics` of a robot log.
 
-    `file` is its kind in words. `command` is the command line that would convert it; its `format` and `options` are
-    proposed from the names of the columns. `doubts` are sentences on what the names do not show.
+    `file` is the kind of file in words. `command` is the command line that would convert it; its `format` and `options`
+    are guessed from the names of the columns. `doubts` has a sentence on each guess that the names do not confirm.
     """
 
     kind: ClassVar[str] = "columns"
@@ -547,14 +550,14 @@ class ColumnsResult(Result):
 
     @property
     def map_document(self) -> str:
-        """The map that is proposed, as the TOML file that `--map` takes."""
+        """The proposed map, as the text of a TOML file for `--map`."""
         pairs = (one.partition("=") for one in self.options.get("map", ()))
         values = ((key, columns if columns[:1] == '"' else dump_json(columns)) for key, _, columns in pairs)
         return "".join(f"{key} = {value}\n" for key, value in values)
 
     @classmethod
     def of(cls, path: Path, asked: str, overview: Overview) -> ColumnsResult:
-        """Make the result of the overview of a file that the user calls `asked`."""
+        """Make the result from the overview of a file; `asked` is its name in the command."""
         return cls(
             path=path, file=overview.file, bytes=overview.bytes, columns=overview.columns,
             format=overview.format, options=overview.options, command=convert_command(asked, overview),
@@ -563,12 +566,12 @@ class ColumnsResult(Result):
 
 
 def write_proposed_map(result: Result, path: Path) -> None:
-    """Write the map that is proposed for a table or a robot log as a TOML file, for people to edit.
+    """Write the map that is proposed for a table or a robot log as a TOML file, which can be edited.
 
-    UsageError for anything else, and where there is a file already.
+    Raises UsageError for the result of another input, or if the file exists.
     """
     if not isinstance(result, ColumnsResult):
-        raise UsageError(f"there is no map to write to {path}", hint="tables and robot logs have one")
+        raise UsageError(f"there is no map to write to {path}", hint="only tables and robot logs have one")
     if path.exists():
         raise UsageError(f"{path} already exists", hint="name another file, or remove it")
     fs.write_file(path, result.map_document.encode())
@@ -576,7 +579,7 @@ def write_proposed_map(result: Result, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartView:
-    """A part of a split. `problem` states what is wrong with it: missing, damaged or changed; None for nothing."""
+    """A part of a split. `problem` states whether it is missing, damaged or changed; None if it is not."""
 
     name: str
     path: Path
@@ -589,7 +592,7 @@ class PartView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartsResult(Result):
-    """The parts of the dataset with the digest `content_digest`, in the folder `path`, and how they were drawn."""
+    """The parts of a split in the folder `path`, and how they were drawn from the dataset with `content_digest`."""
 
     kind: ClassVar[str] = "parts"
     path: Path
@@ -606,10 +609,10 @@ class PartsResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberView:
-    """A member of a saved ensemble, by number (`1.0` is member 0 of member 1): its elements, and its share of a batch.
+    """A member of a saved ensemble, named by number: `1.0` is member 0 of member 1.
 
-    `weight` is its weight in the ensemble: 1 where all are equal, None where it is the number of elements.
-    `capacity` is None where the storage has no bound, or does not record it.
+    `weight` is its weight in the ensemble: 1 if all are equal, None if weights are the numbers of elements. `capacity`
+    is None if the storage has no bound or does not record it.
     """
 
     name: str
@@ -634,7 +637,7 @@ class EnsembleResult(Result):
 class BufferResult(Result):
     """The checkpoint of a buffer, or of a storage, whose elements are not the steps of episodes.
 
-    `capacity` is None where the storage has no bound, or does not record it, `batch_size` also for a storage.
+    `capacity` is None if the storage has no bound or does not record it; `batch_size` is None for a storage.
     """
 
     kind: ClassVar[str] = "buffer"
@@ -645,7 +648,7 @@ class BufferResult(Result):
 
     @property
     def sentence(self) -> str:
-        """What is saved, in words."""
+        """A phrase that describes the checkpoint."""
         room = "" if self.capacity is None else f", room for {self.capacity:,}"
         batch = "" if self.batch_size is None else f", batches of {self.batch_size:,}"
         what = "a buffer" if (self.path / BUFFER).is_file() else "a storage"
@@ -714,7 +717,7 @@ def _member_views(member: SavedFolders, weight: float | None) -> Iterator[Member
 
 
 def _weights(sampler: Path, count: int) -> list[float | None]:
-    """Read the weights of the members of an ensemble; CorruptDataError for another number of them."""
+    """Read the weights of the `count` members of an ensemble; CorruptDataError if there are more or fewer."""
     folder = sampler / "ensemble"
     if not (folder / "meta.json").is_file():
         return [1.0] * count
@@ -731,7 +734,7 @@ def _weights(sampler: Path, count: int) -> list[float | None]:
 
 
 def _inspect_parts(folder: Path) -> PartsResult:
-    """Read `split.json` in a folder, and compare the parts with it; FormatError for what `split` did not write."""
+    """Read `split.json` in a folder, and compare the parts with it; FormatError if `split` did not write it."""
     origin = str(folder / PARTS_FILE)
     document: Mapping[str, Any] = load_json(folder / PARTS_FILE)
     found = decode(_Split, document, origin)
@@ -765,7 +768,7 @@ def _part(folder: Path, made: _Made, mean: float | None) -> PartView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamField:
-    """One leaf: the type and `shape` of its rows; the `role` of references to frames is `video`."""
+    """One leaf: the dtype and `shape` of its rows; the `role` of references to frames is `video`."""
 
     key: str
     dtype: str
@@ -775,9 +778,11 @@ class StreamField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamResult(Result):
-    """A dataset in shards. `steps`, `episodes` and the `bytes` of all rows are None where they are not known before all
-    shards are read. `shard_steps` and `shard_episodes` describe the first shard that has any. `lacking` has a
-    sentence on each part that is in no shard, though it should be.
+    """A dataset in shards.
+
+    `steps`, `episodes` and the `bytes` of all rows are None if they are known only once all shards are read.
+    `shard_steps` and `shard_episodes` describe the first shard that has steps. `lacking` has a sentence on each part of
+    the dataset that the stream leaves out.
     """
 
     kind: ClassVar[str] = "stream"
@@ -796,9 +801,9 @@ class StreamResult(Result):
 def inspect_stream(
     dataset: str, raw: Mapping[str, Any], root: str | None = None, cache_size: str | None = None
 ) -> StreamResult:
-    """Summarise a dataset as a stream; one shard is fetched, which shows the fields. `raw` are options of its reader.
+    """Summarise a dataset as a stream; one shard is fetched to find the fields. `raw` are options of its reader.
 
-    Raises what opening it and fetching a shard do.
+    Raises the errors of opening the stream and of fetching a shard.
     """
     storage: StreamStorage = from_leaf("open_stream")(dataset, root, cache_size, given_options(raw))
     shards, fields = storage.shards, storage.fields

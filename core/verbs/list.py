@@ -1,4 +1,4 @@
-"""`list`: the datasets that are stored below the root, those that a source offers, and the formats that are read."""
+"""`list`: the datasets that are stored below the root, those that a source offers, and the supported formats."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ class ListedFormat:
     """A format that can be read or written: how files are recognised, what ends an episode, and what it needs.
 
     `final` states whether files have an observation after the last step (yes, no, where stored), `extra` the extra of
-    rbtool that has to be installed, `remote` whether datasets can be downloaded, `streams` whether they come in shards
-    that a stream fetches one by one, `exported` whether `export` writes it, `keeps_video` whether videos can be kept.
-    `read` is False for what is only written. A format that another package adds has a name alone.
+    rbtool that has to be installed, `remote` whether datasets can be downloaded, `streams` whether they have shards
+    that a stream can fetch one by one, `exported` whether `export` writes the format, `keeps_video` whether videos can
+    be kept. `read` is False for a format that can only be written. For a format of another package, only the name is
+    known.
     """
 
     name: str
@@ -95,14 +96,14 @@ class ListedFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatsResult(Result):
-    """The formats of raw datasets and of exports, and the sources without a format of files."""
+    """The formats of raw datasets and of exports, and the sources that have no file format of their own."""
 
     kind: ClassVar[str] = "list formats"
     formats: tuple[ListedFormat, ...]
 
 
 def list_formats() -> FormatsResult:
-    """List the formats that are read or written, with other installed packages' last, and sources without files."""
+    """List the formats that can be read or written; formats that other installed packages add come last."""
     ours = {one.name: one for one in declared()}
     described = [
         ListedFormat(
@@ -139,12 +140,12 @@ def _entry(name: str, path: Path, manifest: Manifest | Exception) -> StoredDatas
     )
 
 
-_FRESH = 24 * 3600  # seconds: datasets are published by the month
+_FRESH = 24 * 3600  # seconds for which a listing is used; sources publish datasets about once a month
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteEntry:
-    """A dataset that can be fetched; entries that the remote does not give are None. `stored` if it was fetched."""
+    """A dataset that can be fetched. `stored` is True if it was; entries that the remote does not state are None."""
 
     name: str
     bytes: int | None
@@ -237,7 +238,7 @@ def _fetched(source: Source, known: Catalogue | None, progress: Progress) -> Cat
     except NetworkError as error:
         if known is None:
             raise
-        progress.note(f"{error}: this is the listing of {known.fetched}")
+        progress.note(f"{error}: using the listing of {known.fetched}")
         return known
     if done:
         progress.done()

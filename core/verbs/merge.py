@@ -1,4 +1,4 @@
-"""`merge`: make one dataset of several."""
+"""`merge`: join datasets into one, and `MergedSteps`, which reads several datasets as if they were one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _SAME_ROWS = frozenset({"convert", "checkpoint save", "checkpoint load"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedSource:
-    """A dataset that was merged: its place, how much of the result is from it, and its episodes there.
+    """A dataset that was merged: its path and digest, its `steps`, and the `count` of its episodes.
 
-    `numbers` are the source's own episode numbers and `episodes` those in the result, in the same order, as runs such
+    `numbers` are the episode numbers in the source and `episodes` those in the result, in the same order, as runs such
     as `0:40,57`.
     """
 
@@ -60,8 +60,9 @@ class MergedSource:
 class MergeResult(Published):
     """The dataset at `path`, made of `sources`.
 
-    `renumbered` states that episodes have new numbers because some were in several sources. `restored` is True if all
-    parts of a split were merged and have the content digest of the dataset that was split; None for other sources.
+    `renumbered` is True if episodes have new numbers, because some numbers occur in several sources. `restored` is True
+    if all parts of a split were merged and have the content digest of the dataset that was split; None for other
+    sources.
     """
 
     kind: ClassVar[str] = "merge"
@@ -72,21 +73,21 @@ class MergeResult(Published):
 
 @takes(MergeOptions)
 def merge(asked: MergeOptions) -> MergeResult:
-    """Merge datasets into one: the episodes of each, in its order.
+    """Join datasets into one: the episodes of each, in their order.
 
     Episode numbers are kept if no number occurs twice; else all episodes are numbered from 0, and `sources` and the
-    provenance list which is which. Parts of one split are put back into the order of the dataset that was split, with
-    its numbers.
+    provenance list the old and the new numbers. Parts of one split get the order and the numbers of the dataset that
+    was split.
 
     Args:
         datasets: two or more, each a path or `source:id`.
         dest: the folder to write.
-        schema: what to do with fields that are not alike in all datasets. `error` refuses them; `intersect` keeps the
-            fields that all have in one shape, and lists the others in `dropped_keys`; `union` keeps all, with zeros
-            where a dataset lacks a field and `mask.<field>`, bool, False there.
-        cast: convert fields whose element types differ to the type that holds all values of each exactly; otherwise
-            they are refused.
-        layout, compress: as in `convert`. Default: `packed`, compressed alike, if all datasets are, else `ted`.
+        schema: what to do with fields that differ between datasets. `error` refuses them; `intersect` keeps the fields
+            that all have with one shape, and lists the others in `dropped_keys`; `union` keeps all, with zeros where a
+            dataset lacks a field, and adds `mask.<field>`, bool, which is False there.
+        cast: convert fields whose dtypes differ to a dtype that holds all values exactly; otherwise they are refused.
+        layout, compress: as in `convert`. Default: `packed`, with the same compression, if all datasets are, else
+            `ted`.
         root: where stored datasets are.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
@@ -135,7 +136,7 @@ def opened_steps(path: Path) -> Iterator[StepReader]:
 
 
 def result_layout(readers: Sequence[StepReader], asked: MergeOptions | SplitOptions) -> tuple[Layout, tuple[str, ...]]:
-    """Return layout and codecs: those given, else those that all datasets share, else `ted`."""
+    """Return the layout and codecs: the given ones, else those that all datasets share, else `ted` without codecs."""
     layout, compress = asked.layout, asked.compress
     packed = [reader.schema.codecs if isinstance(reader, PackedReader) else None for reader in readers]
     if layout is None:
@@ -147,7 +148,7 @@ def result_layout(readers: Sequence[StepReader], asked: MergeOptions | SplitOpti
 
 
 def planned_manifest(reader: StepReader) -> Manifest:
-    """Return the manifest of the steps; for the steps of a buffer, the one they get."""
+    """Return the manifest of the steps; for the steps of a buffer, the one that they will get."""
     return reader.planned if isinstance(reader, BufferSteps) else reader.manifest
 
 
@@ -239,7 +240,7 @@ class _Merging:
         return there if same else None
 
     def _manifest(self, schema: MergedSchema, step: Provenance) -> Manifest:
-        """What the result states about itself, carried over from all sources."""
+        """Return the manifest of the result, with the entries that it takes over from its sources."""
         each = [planned_manifest(reader) for reader in self.readers]
         notes = list(dict.fromkeys([*(note for one in each for note in one.notes), *schema.notes]))
         spaces = self._common("space", [one.spaces for one in each], notes)
@@ -297,7 +298,7 @@ def _only(values: set[Any]) -> Any:
 
 
 def _request(each: Sequence[Manifest], asked: Sequence[str], layout: Layout) -> Request:
-    """The request of all datasets if it is one, else one that names them."""
+    """Return the request of the datasets if all have the same, else one that names all of them."""
     requests = [replace(one.request, layout=layout) for one in each]
     if len({request.identity() for request in requests}) == 1:
         return requests[0]
@@ -306,7 +307,7 @@ def _request(each: Sequence[Manifest], asked: Sequence[str], layout: Layout) -> 
 
 
 def _common_steps(readers: Sequence[StepReader]) -> tuple[Provenance, ...]:
-    """The steps with which the provenance of every dataset starts."""
+    """Return the steps with which the provenance of every dataset starts."""
     found = []
     for steps in zip(*(reader.manifest.provenance for reader in readers), strict=False):
         if any(step != steps[0] for step in steps):
@@ -321,7 +322,7 @@ def _all_steps(readers: Sequence[StepReader]) -> list[Provenance]:
 
 
 def _parts_of_one_split(readers: Sequence[StepReader]) -> list[Provenance] | None:
-    """The step of each dataset that split it off, if all are different parts of one dataset; else None."""
+    """Return for each dataset the provenance step that split it off; None unless all are parts of one split."""
     found: list[Provenance] = []
     for reader in readers:
         steps = [step for step in reader.manifest.provenance if step.verb not in _SAME_ROWS or _drops(step)]
@@ -340,9 +341,9 @@ def _drops(step: Provenance) -> bool:
 
 
 def _original_order(readers: Sequence[StepReader], parts: Sequence[Provenance]) -> Array | None:
-    """The order of the dataset that was split: by the positions that the split recorded, else by episode numbers.
+    """Return the order of the episodes in the dataset that was split: by recorded positions, else by episode number.
 
-    None where they do not fit the episodes, which are then merged as in any datasets.
+    None if these do not match the episodes, which are then merged like those of any datasets.
     """
     places: list[Array] = []
     for reader, step in zip(readers, parts, strict=True):
@@ -385,16 +386,17 @@ MASK = "mask"
 
 
 def mask_key(key: Key) -> Key:
-    """The key of the field that states where `key` has values: `mask.info.x`, `next.mask.info.x`."""
+    """Return the key of the mask of a field: `mask.info.x` for `info.x`, `next.mask.info.x` for `next.info.x`."""
     return (NEXT, MASK, *key[1:]) if key[0] == NEXT else (MASK, *key)
 
 
 @dataclass(frozen=True, slots=True)
 class MergedSchema:
-    """The fields of a merged dataset, and what it does not keep of its sources.
+    """The fields of a merged dataset, and how they differ from those of its sources.
 
-    `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks: a source without this mask has
-    all of the values, or none. `dropped` and `notes` describe the fields that are left out, converted or filled in.
+    `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks. A source without this mask has
+    either all values of that key or none. `dropped` and `notes` describe the fields that are left out, converted or
+    filled in.
     """
 
     fields: tuple[Field, ...]
@@ -406,9 +408,9 @@ class MergedSchema:
 class MergedSteps(StepReader):
     """The rows of several datasets, `members`, with the fields of `schema`; `manifest` describes the result.
 
-    `order`, int64 `[episodes]`, lists the episodes of all members, numbered consecutively, in the order of the result;
-    the episodes of one member keep their order. `numbers` are new episode numbers. Values of other element types are
-    converted, and fields that a member lacks are zero. The owner closes the members.
+    `order`, int64 `[episodes]`, is the order of the episodes in the result, as positions in the concatenation of all
+    members; the episodes of one member keep their order. `numbers` are new episode numbers. Values of other dtypes are
+    converted, and fields that a member lacks are zero. The caller closes the members.
     """
 
     def __init__(
@@ -446,7 +448,11 @@ class MergedSteps(StepReader):
             self._table = replace(self._table, explicit_next=self._explicit_episodes())
 
     def _states_change(self) -> bool:
-        """Whether a member has other states than the merged fields make of its own."""
+        """Return whether the set of states (fields that also exist under `next`) differs from that of a member.
+
+        A field becomes a state if one member has it at the root and another one under `next`. Then the stored
+        `explicit_next` of the members does not tell whether its next values equal the following rows.
+        """
         merged = set(state_keys(self.fields))
         return any(
             set(state_keys(member.fields)) != {key for key in merged if key in keys or (NEXT, *key) in keys}
@@ -459,7 +465,7 @@ class MergedSteps(StepReader):
         last = self._table.start + self._table.length - 1
         continuity = Continuity()
         for start, stop in self.chunks():
-            which = self._table.index_of_step(np.arange(start - 1, stop - 1))  # of the row that leads to each
+            which = self._table.index_of_step(np.arange(start - 1, stop - 1))  # the episode of each row's predecessor
             inside = ~np.isin(np.arange(start - 1, stop - 1), last)
             for key in state_keys(self.fields):
                 follows = continuity.see(key, self.read(key, start, stop), self.read((NEXT, *key), start, stop))
@@ -472,7 +478,7 @@ class MergedSteps(StepReader):
 
     @cached_property
     def episode_text(self) -> list[dict[str, str]] | None:
-        """The text of every episode; empty for members without text."""
+        """The text of every episode; {} for episodes of members without text."""
         texts = [member.episode_text for member in self.members]
         if all(text is None for text in texts):
             return None
@@ -499,7 +505,7 @@ class MergedSteps(StepReader):
         return found
 
     def _rows(self, member: int, leaf: Field, start: int, stop: int) -> Array:
-        """Rows of one member as the merged field has them."""
+        """Read rows of one member, with the dtype of the merged field; zeros if the member lacks the field."""
         key = self.schema.masks.get(leaf.key)
         own = self._keys[member].get(leaf.key)
         if own is None and key is not None:
@@ -510,7 +516,17 @@ class MergedSteps(StepReader):
         return rows if own.dtype == leaf.dtype else as_numbers(rows, own.dtype).astype(leaf.numpy)
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, RowPlaces | None]]:
-        """Of each member with rows in `[start, stop)`: its number, its first row there, and where its rows go."""
+        """Return for each member with rows in `[start, stop)`: its number, its first row, and where its rows go.
+
+        The rows of one member are consecutive in the member, because its episodes keep their order, but those of
+        other members may lie between them in the result:
+
+            result   | a a | b b b | a |    rows 0 to 5
+            spans    (a, first row of a, places 0 1 5), (b, first row of b, places 2 3 4)
+
+        If all rows are of one member, the places are None. The last answer is kept, because all fields are read in
+        the same range.
+        """
         if self._span[:2] == (start, stop):
             return self._span[2]
         low, high = self._table.index_of_step(np.array([start, max(start, stop - 1)])).tolist()
@@ -545,11 +561,11 @@ class MergedSteps(StepReader):
 def _require_kept_order(owner: Array, chosen: Array) -> None:
     for number in np.unique(owner):
         if (np.diff(chosen[owner == number]) != 1).any():
-            raise UsageError("an order of episodes has to keep all those of a dataset, and their order")
+            raise UsageError("the order must keep all episodes of each dataset, in their order")
 
 
 class RowPlaces:
-    """Some rows of an array, ascending; runs of several rows are moved at once."""
+    """Ascending row numbers of an array to write to; long runs of consecutive rows are copied at once."""
 
     def __init__(self, rows: Array) -> None:
         self.rows = rows
@@ -567,11 +583,11 @@ class RowPlaces:
 
 
 _LONG_RUN = 16
-"""Rows of a run from which on a copy of its own costs less than an index for each row."""
+"""The mean length of runs from which copying each run is faster than indexing each row."""
 
 
 def _edges(values: Array) -> list[int]:
-    """Where runs of consecutive numbers start, and the end."""
+    """Return the positions at which runs of consecutive numbers start, and the end."""
     return [0, *(np.flatnonzero(np.diff(values) != 1) + 1).tolist(), len(values)]
 
 
@@ -583,7 +599,7 @@ def joined_table(tables: Sequence[EpisodeTable]) -> EpisodeTable:
 
 
 def joined_documents(each: Sequence[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The documents of several datasets: under their names where all have the same, else below the dataset's number."""
+    """Join the documents of several datasets: `NAME` if all have the same content, else `NUMBER/NAME` for each."""
     names = dict.fromkeys(name for documents in each for name in documents)
     common = {name for name in names if len({documents.get(name) for documents in each}) == 1}
     for kept in (common, set[str]()):
@@ -610,11 +626,11 @@ _OBSERVATIONS = frozenset({"observation", "state", "pixels"})
 
 
 def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: Policy, *, cast: bool) -> MergedSchema:
-    """Return the fields that the datasets are merged into.
+    """Return the fields of the merged dataset.
 
-    `error` takes datasets with the same fields only; `intersect` the fields that all have in one shape; `union` all
-    fields, with a mask for each that some dataset lacks. The masks of an earlier union are continued. With `cast`
-    fields of different element types get the one that holds all values of each. SchemaError names every difference
+    The policy `error` requires the same fields in all datasets; `intersect` keeps the fields that all have with one
+    shape; `union` keeps all fields, with a mask for each that some dataset lacks. Masks of an earlier union are
+    extended. With `cast`, a field of several dtypes gets one that holds all values. SchemaError names every difference
     that the policy does not resolve.
     """
     each = [reader.fields for reader in readers]
@@ -633,7 +649,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
         there = [one for one in found if one is not None]
         missing = [name for name, one in zip(names, found, strict=True) if one is None]
         if missing and key in marked and (policy == "union" or _is_kept(marked[key], each)):
-            masks[key] = marked[key]  # without a mask, no value is filled in
+            masks[key] = marked[key]  # a mask of an earlier union: datasets without it have all values or none
             fields.append(there[0])
             continue
         if policy == "intersect" and (missing or len({one.shape for one in there}) > 1):
@@ -645,7 +661,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
             notes.append(f"{key_name(key)} becomes {_common_type(sorted(types))}: it is {_types(found, names)}")
         fields.append(replace(there[0], dtype=_common_type(sorted(types))))
         if missing and key == EPISODE:
-            notes.append(f"episode is not in {' and '.join(missing)}: the number of each episode there")
+            notes.append(f"episode is not in {' and '.join(missing)}: it is filled with the numbers of the episodes")
         elif missing:
             mask = key_name(mask_key(key))
             notes.append(f"{key_name(key)} is not in {' and '.join(missing)}: zeros there, and {mask} is false")
@@ -653,7 +669,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
                 _require_free(mask_key(key), each, names)
             masks[mask_key(key)] = key
     if not fields:
-        raise SchemaError(f"{' and '.join(names)} have no field in common: nothing is left to merge")
+        raise SchemaError(f"{' and '.join(names)} have no field in common")
     _require_observation(each, fields, differences, names)
     known = {one.key for one in fields}
     fields += [Field(key, "bool", (), "info") for key in masks if key not in known]
@@ -662,7 +678,7 @@ def merged_schema(readers: Sequence[StepReader], names: Sequence[str], policy: P
 
 
 def _marked(readers: Sequence[StepReader]) -> dict[Key, Key]:
-    """The masks that earlier merges with `union` made: of each the key whose values it marks."""
+    """Return the masks that earlier merges with `union` have made, with the key whose values each marks."""
     found: dict[Key, Key] = {}
     for reader in readers:
         steps = reader.manifest.provenance
@@ -673,7 +689,7 @@ def _marked(readers: Sequence[StepReader]) -> dict[Key, Key]:
 
 
 def _is_kept(key: Key, each: Sequence[Sequence[Field]]) -> bool:
-    """Whether all datasets have the field in one shape."""
+    """Return whether all datasets have the field, with one shape."""
     shapes = [one.shape for fields in each for one in fields if one.key == key]
     return len(shapes) == len(each) and len(set(shapes)) == 1
 
@@ -682,7 +698,7 @@ def _require_free(mask: Key, each: Sequence[Sequence[Field]], names: Sequence[st
     for fields, name in zip(each, names, strict=True):
         if any(one.key == mask for one in fields):
             raise SchemaError(
-                f"{key_name(mask)} would be a mask, and it is a field of {name}",
+                f"{key_name(mask)} would be a mask, but is already a field of {name}",
                 hint="give that field another name: rbtool preprocess --rename",
             )
 
@@ -712,9 +728,9 @@ def _refusal(
     if any(_only_types_differ(one) for one in unresolved):
         types = [_types_of(one) for one in unresolved if _only_types_differ(one)]
         if all(lossless_type(sorted(found)) for found in types):
-            hints.append("--cast converts to the element type that holds all values")
+            hints.append("--cast converts to a dtype that holds all values")
         else:
-            hints.append("no element type holds all values: convert one with rbtool preprocess --cast")
+            hints.append("no dtype holds all values: convert one field with rbtool preprocess --cast")
     if any(len(_shapes_of(one)) > 1 for one in unresolved):
         hints.append("--schema intersect leaves out fields of different shapes")
     return SchemaError(
@@ -733,7 +749,7 @@ def _require_observation(
         lines = [one.sentence(names) for key, one in differences.items() if key in had]
         raise SchemaError(
             f"the merged dataset would have no observation: {'; '.join(lines[:_FEW])}",
-            hint="datasets are merged that have the same observations; those of other tasks stay datasets of their own",
+            hint="merge only datasets with the same observations, and keep those of other tasks apart",
         )
 
 
@@ -766,7 +782,7 @@ def _common_type(types: Sequence[str]) -> str:
 
 
 def lossless_type(types: Sequence[str]) -> str | None:
-    """Return the element type that represents every value of all `types` exactly; None if there is none."""
+    """Return the dtype that represents every value of all `types` exactly; None if there is none."""
     plain = ["float32" if name == "bfloat16" else name for name in types]
     if len(set(types)) == 1:
         return types[0]
@@ -775,7 +791,7 @@ def lossless_type(types: Sequence[str]) -> str | None:
 
 
 def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
-    """Whether every value of `narrow` has an equal one in `wide`."""
+    """Return whether `wide` represents every value of `narrow` exactly."""
     if wide.kind in "fc" and narrow.kind in "iu":
         parts = 2 if wide.kind == "c" else 1
         return 8 * narrow.itemsize <= {2: 11, 4: 24, 8: 53}[wide.itemsize // parts]
@@ -783,7 +799,7 @@ def _holds(wide: np.dtype[np.generic], narrow: np.dtype[np.generic]) -> bool:
 
 
 def _require_tree(each: Sequence[Sequence[Field]], kept: Sequence[Field], names: Sequence[str]) -> None:
-    """Raise SchemaError for a name that would be a field and a group of fields."""
+    """Raise SchemaError for a name that would be both a field and a group of fields."""
     keys = [one.key for one in kept]
     groups = {key[:size] for key in keys for size in range(1, len(key))}
     for key in keys:

@@ -1,7 +1,7 @@
-"""`migrate`: Python files that import TorchRL's data part import rbtool instead.
+"""`migrate`: change the imports of `torchrl.data` in Python files to imports of rbtool.
 
-Only what is imported, and the names that are reached through a module, is rewritten; every other byte stays. Names that
-rbtool lacks stay TorchRL's.
+Only import statements, and names that are accessed through an imported module, are rewritten; every other byte stays.
+Names that rbtool lacks are still imported from TorchRL.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 _WIDTH = 100
 _NAMED = re.compile(r"torchrl\.data\b[\w.]*")
 _MENTION = re.compile(rb"torchrl\s*\.\s*data\b|\bfrom\s+torchrl\s+import\b|\bimport\s+torchrl\s+as\b")
-# Transforms are in `torchrl.envs`, verbs nowhere: no star import of `torchrl.data` brought them.
+# Names of rbtool that a star import of `torchrl.data` does not provide: TorchRL has transforms in `torchrl.envs`, and
+# no verbs.
 _OF_OTHERS = re.compile(r"\.core\.(verbs|transforms\.(base|keyed|video|windows))\b")
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationNote:
-    """What to know of a line of the file before it was changed.
+    """A note on a line of a file; `line` counts in the file before it was changed.
 
-    `stays`: rbtool lacks the name, which stays TorchRL's. `differs`: rbtool has it, and it behaves differently.
-    `look`: it has to be looked at by hand.
+    The kind is `stays` (rbtool lacks the name, which is still imported from TorchRL), `differs` (rbtool has the name,
+    but it behaves differently) or `look` (the line has to be checked by hand).
     """
 
     line: int
@@ -58,9 +59,9 @@ class MigrationNote:
 
 @dataclass(frozen=True, slots=True)
 class MigratedFile:
-    """A file that mentions TorchRL's data part: `names` come from rbtool now, if `changed`; `diff` is the change.
+    """A file that mentions `torchrl.data`. If `changed`, `names` come from rbtool now, and `diff` is the change.
 
-    `error` states why a file was left as it is that could not be read or parsed.
+    `error` states why a file could not be read, parsed or written; it is then unchanged.
     """
 
     path: Path
@@ -73,7 +74,7 @@ class MigratedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigrateResult(Result):
-    """What was changed, or would be (`dry_run`): the `files` with a change, a note or an error, of all `examined`."""
+    """The changes, made or proposed (`dry_run`): the `files` with a change, a note or an error, of all `examined`."""
 
     kind: ClassVar[str] = "migrate"
     files: tuple[MigratedFile, ...]
@@ -85,16 +86,16 @@ class MigrateResult(Result):
 
 @takes(MigrateOptions)
 def migrate(asked: MigrateOptions) -> MigrateResult:
-    """Change imports of TorchRL's data part into imports of rbtool.
+    """Change imports of `torchrl.data` in Python files to imports of rbtool.
 
-    Names from any module below `torchrl.data` are imported from `rbtool`, under the same local names; so are names that
-    are reached through a module, as in `import torchrl.data as d`. A star import becomes the names that the file uses.
-    Names that rbtool lacks stay TorchRL's. A file is replaced at once, and only if something changes. One that cannot
-    be parsed is left as it is, and the others are done.
+    Names from any module below `torchrl.data` are imported from `rbtool`, under the same local names, and so are names
+    that are accessed through a module, as in `import torchrl.data as d`. A star import is replaced by the names that
+    the file uses. Names that rbtool lacks are still imported from TorchRL. A file is replaced atomically, and only if
+    something changes. A file that cannot be parsed is left unchanged, and the others are still processed.
 
     Args:
-        paths: a Python file or a folder, or several; of folders all `.py` and `.pyi` files below, but none of hidden
-            folders and virtual environments.
+        paths: a Python file or a folder, or several. For folders, all `.py` and `.pyi` files below, except those in
+            hidden folders and virtual environments.
         dry_run: write nothing.
         progress: shows how far it is; default: nothing is shown.
 
@@ -187,7 +188,7 @@ def _migrate_file(path: Path, public: Mapping[str, str], *, dry_run: bool) -> Mi
 
 
 def _fault(source: bytes, otherwise: str) -> str:
-    """Return what is wrong with code, in Python's words: libcst may name the line before."""
+    """Return what is wrong with code. Python's own message is preferred: libcst may name the line before."""
     try:
         with warnings.catch_warnings(action="ignore"):
             ast.parse(source)
@@ -204,9 +205,10 @@ def _unified(before: Sequence[str], after: Sequence[str], name: str) -> Iterator
 
 
 class _Use(NamedTuple):
-    """A use of a name that an import binds to a module: up to `node`, which is `name` in `module`, or the module.
+    """A use of a local name that an import has bound to a module: the expression `node` is `name` in `module`.
 
-    `d.samplers.SliceSampler(…)` after `import torchrl.data.replay_buffers as d` is a use of `d` up to `SliceSampler`.
+    If `name` is None, `node` is the module itself. After `import torchrl.data.replay_buffers as d`, the expression
+    `d.samplers.SliceSampler(…)` is a use of `d`; its node ends with `SliceSampler`.
     """
 
     node: cst.Name | cst.Attribute
@@ -215,10 +217,10 @@ class _Use(NamedTuple):
 
 
 class _Imports:
-    """The imports of one file from TorchRL's data part, and the edits that move them.
+    """The imports of `torchrl.data` in one file, and the edits that replace them.
 
-    What an import binds to a module is renamed if everything reached through it moves; else it stays, and what moves
-    is reached through `rbtool`.
+    A local name of a module is bound to `rbtool` if rbtool has every name that is accessed through it. Otherwise its
+    import stays, and the names that rbtool has are accessed through `rbtool` instead.
     """
 
     def __init__(self, source: bytes, public: Mapping[str, str]) -> None:
@@ -266,10 +268,10 @@ class _Imports:
             code[start : start + length] = text.encode()
         return code.decode()
 
-    # What is reached through modules ---------------------------------------------------------------
+    # Names that are accessed through modules --------------------------------------------------------
 
     def _use(self, root: cst.Name) -> _Use | None:
-        """Return what a name at the start of a chain of attributes reaches; None if it is not a module of TorchRL's."""
+        """Follow a chain of attributes that starts at the name `root`; None if that is not a module of TorchRL."""
         import libcst as cst
 
         scope = self._scopes.get(root)
@@ -288,20 +290,20 @@ class _Imports:
         return _Use(node, module, None)
 
     def _moves(self, use: _Use) -> bool:
-        """Say whether a use needs nothing of TorchRL: a module of its data part, for which rbtool stands, or a name."""
+        """Return whether a use can refer to rbtool: to a module below `torchrl.data`, or a name that rbtool has."""
         return use.module != "torchrl" and (use.name is None or use.name in self._public)
 
     def _edit_use(self, local: str, use: _Use, kept: set[str]) -> None:
         if use.module == "torchrl":
             return
         if use.name is None:
-            self._note(use.node, "look", use.module, f"{use.module} itself is used: see what is reached through it")
+            self._note(use.node, "look", use.module, f"{use.module} itself is used: check what is accessed through it")
         if local not in kept if use.name is None else self._taken(use.node, use.name, use.module):
             to = "rbtool" if local in self._roots or local in kept else local
             self._edit(use.node, f"{to}.{use.name}" if use.name else to)
 
     def _taken(self, node: cst.CSTNode, name: str, module: str) -> bool:
-        """Say whether rbtool has a name, and note that it has not, or that it behaves differently."""
+        """Return whether rbtool has a name; add a note if it has not, or if the name behaves differently."""
         if name not in self._public:
             why = MISSING.get(name, "rbtool has no such name")
             self._note(node, "stays", f"{module}.{name}", f"{module}.{name}: {why}")
@@ -317,7 +319,7 @@ class _Imports:
             import libcst as cst
 
             uses["torchrl"].append(_Use(cst.Name("torchrl"), "torchrl", None))  # the import stays
-            self._note(node, "look", text, f"the text {text!r} is left as it is")
+            self._note(node, "look", text, f"the text {text!r} is left unchanged")
 
     # Import statements -----------------------------------------------------------------------------
 
@@ -368,11 +370,11 @@ class _Imports:
             self._taken(node, name, module)
         star = f"from {module} import *"
         if others:
-            text = f"{star} stays, for what is not rbtool's or comes from elsewhere: {', '.join(others)}"
+            text = f"{star} stays, for names that rbtool lacks or that come from elsewhere: {', '.join(others)}"
         elif used:
-            text = f"{star} became the names that this file uses; what imports others from this file misses them"
+            text = f"{star} became the names that this file uses; other files cannot import the rest from it any more"
         else:
-            text = f"{star} became from rbtool import *, of which this file uses nothing"
+            text = f"{star} became from rbtool import *; this file uses none of its names"
         self._note(node, "look", star, text)
         pieces = [star] if others else []
         pieces += [_names_from_rbtool(used)] if used else [] if others else ["from rbtool import *"]
@@ -402,7 +404,7 @@ class _Imports:
         self._edit_statement(node, pieces, bind=bind)
 
     def _edit_statement(self, node: cst.Import | cst.ImportFrom, pieces: list[str], *, bind: bool) -> None:
-        """Put statements in the place of one; with `bind`, also `import rbtool`, once in each block."""
+        """Replace a statement by others; with `bind`, also add `import rbtool`, once in each block."""
         line_of = self._parents[node]
         block = self._parents[line_of]
         if not pieces or (bind and block not in self._bound):
@@ -420,7 +422,7 @@ class _Imports:
         self._edits.append((span.start, span.length, text))
 
     def _note(self, node: cst.CSTNode, kind: Literal["stays", "differs", "look"], name: str, text: str) -> None:
-        """Add a note, one for each text: at its first line."""
+        """Add a note; notes with the same text are merged at the first of their lines."""
         line = self._code.count(b"\n", 0, self._spans[node].start) + 1
         if text not in self.notes or line < self.notes[text].line:
             self.notes[text] = MigrationNote(line, kind, name, text)
@@ -453,7 +455,7 @@ def _code(node: cst.CSTNode) -> str:
 
 
 def _from(node: cst.ImportFrom, module: str | None, names: Sequence[cst.ImportAlias]) -> str:
-    """Return an import of some of the names of another one, from the same module by default, laid out as that is."""
+    """Return an import of some of the names of `node`, with its formatting, from `module` or else the same module."""
     import libcst as cst
 
     assert not isinstance(node.names, cst.ImportStar)
@@ -525,4 +527,4 @@ DIFFERENT: Mapping[str, str] = {
     "are not rounded further",
     "validate_vla_tensordict": "looks at every instruction of a stack, and refuses text as actions",
 }
-"""What has the same name in rbtool and behaves differently on purpose."""
+"""Names that exist in TorchRL and rbtool and behave differently on purpose, and how they differ."""

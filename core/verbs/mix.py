@@ -31,9 +31,9 @@ _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?(nan|inf)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedMember:
-    """A dataset, or a mixture, of a mixture: its `share` of the drawn steps is a number from 0 to 1.
+    """A member of a mixture, a dataset or another mixture; `share` is its share of the drawn steps, from 0 to 1.
 
-    `datasets` counts the datasets of a mixture and is 1 for a dataset.
+    `datasets` is the number of datasets in it, 1 for a dataset.
     """
 
     name: str
@@ -48,7 +48,7 @@ class MixedMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixResult(Result):
-    """The mixture file at `path`: `policy` is what is done about the fields that differ, `differences`."""
+    """The mixture file at `path`; `policy` states how the fields that differ, `differences`, are treated."""
 
     kind: ClassVar[str] = "mix"
     path: Path
@@ -80,18 +80,18 @@ def mix(
 ) -> MixResult:
     """Write a mixture of datasets, which `load_dataset` opens as a `ReplayBufferEnsemble` without a copy of the data.
 
-    The file names datasets as they are named here; relative paths become relative to its folder, so that files and
-    datasets can be moved together. It holds the digest of each content: `load_dataset` raises CorruptDataError for a
-    dataset that was changed.
+    The file names the datasets as `datasets` does; relative paths are rewritten relative to its folder, so that the
+    file and the datasets can be moved together. It records the content digest of each dataset: `load_dataset` raises
+    CorruptDataError for a dataset that was changed.
 
     Args:
         datasets: two or more, each a path or `source:id`, or another mixture.
         dest: the TOML file to write.
-        p: the weights of the datasets, numbers from 0; `"size"` for their numbers of steps; or the name of a score,
-            like `"score.quality"`, for its sum over their steps. Default: equal weights.
-        temperature: weights are raised to `1 / temperature`.
+        p: the weights of the datasets, 0 or more; `"size"` for their numbers of steps; or the name of a score, like
+            `"score.quality"`, for its sum over their steps. Default: equal weights.
+        temperature: weights are raised to the power `1 / temperature`.
         schema: what to do with fields that only some datasets have: `error` refuses them, `intersect` leaves them out
-            of batches, `union` has zeros and a mask.
+            of batches, `union` fills them with zeros and adds a mask.
         root: where stored datasets are.
         force: replace the file, if it is a mixture.
         dry_run: do everything but writing.
@@ -133,7 +133,7 @@ def _nothing(reader: TedReader | PackedReader) -> None:
 
 
 def mixture_file(dest: PathLike, datasets: Sequence[PathLike] | PathLike = ()) -> Path:
-    """Return the path of the file to write; UsageError for one of another kind, as where it was named first."""
+    """Return the path of the file to write; UsageError without its suffix, as if DEST.toml is not the last argument."""
     path = fs.expanded(dest).absolute()
     if path.suffix != SUFFIX:
         words = [] if isinstance(datasets, str | os.PathLike) else [os.fspath(one) for one in datasets]
@@ -164,14 +164,14 @@ def _require_weights(p: Sequence[float] | str | None, temperature: float, count:
 
 
 def _member(name: PathLike, destination: Path, root: PathLike | None) -> Member:
-    """Name a dataset as the file does: an absolute path and an id as they are, another path from the file's folder."""
+    """Return the entry for a dataset: its id, its absolute path, or its path relative to the folder of the file."""
     found = find_dataset(name, root)
     path = fs.expanded(name)
     if not path.exists():
         return Member(id=os.fspath(name))
     if path.is_absolute():
         return Member(path=os.fspath(name))
-    # The last name stays as it is: it may be a link to the newest of several datasets.
+    # The last component is not resolved: it may be a link to the newest of several datasets.
     place = found.resolve() if found.name in {"", ".."} else found.parent.resolve() / found.name
     return Member(path=os.path.relpath(place, Path(os.path.realpath(destination)).parent))
 
@@ -181,7 +181,7 @@ def _written(opened: OpenMixture[None], force: bool, dry_run: bool, started: flo
     staging = _MixStaging(destination, replace=force)
     if _same(destination, text):
         if not dry_run:
-            sweep(destination)  # what a run leaves that is killed after it has published
+            sweep(destination)  # leftovers of a run that was killed after it had published
         return described(opened, started, already_there=True)
     staging.refuse_if_taken()
     if not dry_run:
@@ -197,7 +197,7 @@ def _same(destination: Path, text: str) -> bool:
 
 
 class _MixStaging(Staging):
-    """A staging folder whose publication can replace a mixture file and nothing else."""
+    """A staging folder that can replace a mixture file, and nothing else."""
 
     def refuse_if_taken(self) -> None:
         path = self.destination
@@ -239,22 +239,22 @@ def described(
 
 
 def inspect_mixture(path: Path, root: PathLike | None = None) -> MixResult:
-    """Describe the mixture file at `path`; raises what `open_mixture` does."""
+    """Describe the mixture file at `path`; raises the errors of `open_mixture`."""
     started = time.perf_counter()
     return described(open_mixture(path, _nothing, root), started)
 
 
 def weighted_names(words: Sequence[str], root: PathLike | None = None) -> tuple[list[str], list[float] | None]:
-    """Split `A:0.5` of a command line into names and weights; the weights are None if no name has one.
+    """Split words like `A:0.5` into names and weights; the weights are None if no word has one.
 
-    What exists under its whole name, such as `openml:1464`, has no weight. UsageError for a weight that is not a
-    number, and for weights of some only.
+    A word that is the name of a dataset as a whole, such as `openml:1464`, has no weight. Raises UsageError if a weight
+    is not a number, or only some words have one.
     """
     pairs = [_weighted(word, root) for word in words]
     weights = [weight for _, weight in pairs if weight is not None]
     if weights and len(weights) < len(pairs):
         lacking = next(name for name, weight in pairs if weight is None)
-        raise UsageError(f"{lacking} has no weight, and others have one, expected all or none")
+        raise UsageError(f"{lacking} has no weight, but others have one, expected a weight for all or for none")
     return [name for name, _ in pairs], weights or None
 
 
@@ -264,8 +264,8 @@ def _weighted(word: str, root: PathLike | None) -> tuple[str, float | None]:
     if not colon or not name or _is_there(word, root):
         if name and is_number and _is_there(name, root):
             raise UsageError(
-                f"{word} is a dataset, and {name} is another: which one is meant is not clear",
-                hint=f"write {word}:1 for the first one; for the other one move to its folder, or name it in full",
+                f"{word} is ambiguous: it is a dataset, and so is {name}",
+                hint=f"write {word}:1 for the first one; for the other one, change the folder or give its full path",
             )
         return word, None
     if is_number:

@@ -1,4 +1,4 @@
-"""The arguments of the verbs; `core/options.py` explains what their classes are used for."""
+"""The arguments of the verbs. `core/options.py` explains how these classes are used."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class ConvertOptions(RawOptions, WriteOptions):
     num_workers: int = num_workers_option()
     engine: str = option(
         "local",
-        "Where those processes are: here, or on a Ray cluster that shares the folders.",
+        "Where these processes run: on this machine, or on a Ray cluster that shares the folders.",
         choices=("local", "ray"),
     )
-    resume: bool = option(False, "Continue what those processes left when they were interrupted.")
+    resume: bool = option(False, "Continue an interrupted run of these processes.")
     format: str | None = format_option()
 
 
@@ -75,17 +75,17 @@ class DownloadOptions(RawOptions, WriteOptions):
     source: str
     id: str | None = None
     _: KW_ONLY
-    local: bool = option(False, f"Take it from the source's own cache ({_caches}); no network.")
+    local: bool = option(False, f"Take the dataset from the source's own cache ({_caches}); no network.")
     episodes: str | None = episodes_option()
     revision: str | None = option(None, "A branch, tag or commit of the remote.", "REV")
     exact_id: bool = option(False, "Take the id as it is: do not fill in a version or look for a newer name.")
-    frozen: bool = option(False, "Fail if the remote has other files now than those it was made from.")
+    frozen: bool = option(False, "Fail if the remote's files differ from those that the stored dataset was made from.")
     layout: str | None = layout_option()
     compress: Sequence[str] = compress_option()
     final_step: str = final_step_option()
     num_workers: int = num_workers_option()
     skip_bad: bool = skip_bad_option()
-    keep_source: bool = option(False, "Keep the original files, too.")
+    keep_source: bool = option(False, "Also keep the original files.")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class CleanOptions(RawOptions, WriteOptions):
     _: KW_ONLY
     drop: str | Sequence[str] | None = option(
         None,
-        "Leave out episodes with findings of these rules, by id (MOT002) or by name: unreadable, nan, duplicate, "
+        "Leave out episodes with findings of these rules, given by id (MOT002) or by name: unreadable, nan, duplicate, "
         "near-duplicate, contained, short, constant, long, return, equal-motion, task, spike, stuck, frozen-state, "
         "limit, chatter, lag, unit, rough, disagreement, pause, frozen-picture, black, glitch, blur, exposure, "
         "equal-cameras, swapped-cameras, late-picture, foreign-picture, look, gap.",
@@ -106,31 +106,36 @@ class CleanOptions(RawOptions, WriteOptions):
     )
     dedupe: str | None = option(
         None,
-        "Leave out copies of episodes: exact ones, or near ones and parts of others as well.",
+        "Leave out copies of episodes: exact copies only, or also near copies and parts of other episodes.",
         choices=("exact", "near"),
     )
     min_length: int | None = option(None, "Leave out episodes of fewer steps.", "N", least=1)
-    trim_idle: bool = option(False, "Cut off long rest at the ends of episodes, but for 3 steps.")
+    trim_idle: bool = option(False, "Cut off long idle starts and ends of episodes, except for 3 steps.")
     fix: str | Sequence[str] | None = option(
         None,
-        "stats: leave out statistics of other data; totals: state the result's; retime: time stamps by frame and rate.",
+        "stats: leave out statistics that contradict the data; totals: correct the totals; retime: set time stamps to "
+        "frame number / rate.",
         "WHAT,WHAT",
         values=list[str],
     )
-    full: bool = option(False, "Decode all frames of kept videos to look for findings, not some.")
-    thresholds: PathLike | None = option(None, "Thresholds of the rules about behaviour, in TOML.", "FILE", values=str)
+    full: bool = option(False, "Check all frames of kept videos, not a sample.")
+    thresholds: PathLike | None = option(
+        None, "A TOML file with thresholds of the rules about behaviour.", "FILE", values=str
+    )
     baseline: PathLike | None = option(
-        None, "Accept the findings in what rbtool check --json printed: they change nothing.", "FILE", values=str
+        None, "Ignore the findings that rbtool check --json wrote to FILE.", "FILE", values=str
     )
     num_workers: int | None = option(
-        None, "Processes; 0: this one alone. Default: one a core, and one to read raw datasets.", "N"
+        None, "Processes; 0: this one alone. Default: one per core, and one to read raw datasets.", "N"
     )
     resume: bool = option(False, "Continue an interrupted run with the same arguments.")
     dry_run: bool = option(False, "Show what would be changed and why, and write nothing.")
     format: str | None = format_option()
 
 
-_kept_layout = partial(option, None, "ted or packed. Default: packed if all sources are.", choices=("ted", "packed"))
+_kept_layout = partial(
+    option, None, "ted or packed. Default: packed if all sources are, else ted.", choices=("ted", "packed")
+)
 
 
 @dataclass(frozen=True)
@@ -142,11 +147,11 @@ class MergeOptions(WriteOptions):
     _: KW_ONLY
     schema: str = option(
         "error",
-        "Fields that are not alike: refuse them; keep what all have; or keep all, zeros and a mask where one is "
-        "missing.",
+        "Fields that differ between datasets. error: refuse them; intersect: keep the fields that all have; union: "
+        "keep all fields, with zeros and a mask where one is missing.",
         choices=("error", "intersect", "union"),
     )
-    cast: bool = option(False, "Convert different element types to the one that holds all their values.")
+    cast: bool = option(False, "Convert fields of different dtypes to a dtype that holds all their values.")
     layout: str | None = _kept_layout()
     compress: Sequence[str] | None = compress_option(None)
 
@@ -167,15 +172,17 @@ class BenchOptions(VerbOptions):
     jobs: Sequence[str] = option(
         (), "A job to time. Default: all.", "|".join(BENCH_JOBS), flag="--job", values=list[str]
     )
-    folder: PathLike | None = option(None, "Keep the forms of the libraries here for the next time.", "DIR", values=str)
-    prepare: bool = option(False, "Only make the forms of the libraries.")
-    batch_size: int = option(32, "Rows of a batch.", "N", least=1)
-    chunk: int = option(16, "Actions of a chunk.", "N", least=1)
-    batches: int = option(50, "Batches that are timed at once.", "N", least=1)
-    rounds: int = option(5, "How often each is timed, in turns.", "N", least=1)
-    output: PathLike | None = option(None, "Draw the figures as .svg, .png or .pdf.", "FILE", values=str)
+    folder: PathLike | None = option(
+        None, "Keep the files that the libraries read in DIR, for the next run.", "DIR", values=str
+    )
+    prepare: bool = option(False, "Only write the files that the libraries read, and time nothing.")
+    batch_size: int = option(32, "Rows per batch.", "N", least=1)
+    chunk: int = option(16, "Actions per chunk.", "N", least=1)
+    batches: int = option(50, "Batches per round, for the jobs frames and chunks.", "N", least=1)
+    rounds: int = option(5, "Timed rounds; the result is their median.", "N", least=1)
+    output: PathLike | None = option(None, "Draw a chart as .svg, .png or .pdf.", "FILE", values=str)
     root: PathLike | None = root_option()
-    force: bool = force_option()
+    force: bool = option(False, "Replace an existing chart.")
     progress: Progress | None = None
 
 
@@ -184,7 +191,7 @@ class ScoreOptions(WriteOptions):
     """The arguments of `score`."""
 
     dataset: PathLike
-    dest: PathLike | None = option(None, "Write a copy of the dataset that has the scores.", "DIR", values=str)
+    dest: PathLike | None = option(None, "Write a copy of the dataset with the scores to DIR.", "DIR", values=str)
 
 
 @dataclass(frozen=True)
@@ -194,17 +201,18 @@ class SplitOptions(WriteOptions):
     dataset: PathLike
     dest: PathLike | None = None
     _: KW_ONLY
-    train: float | None = option(None, "Fraction of the episodes.", "F")
-    val: float | None = option(None, "Fraction for validation.", "F")
-    test: float | None = option(None, "Fraction for tests.", "F")
-    seed: int | None = option(None, "Draws the episodes. Default: 0.", "N")
+    train: float | None = option(None, "Fraction of the episodes for training.", "F")
+    val: float | None = option(None, "Fraction of the episodes for validation.", "F")
+    test: float | None = option(None, "Fraction of the episodes for testing.", "F")
+    seed: int | None = option(None, "Seed of the random division. Default: 0.", "N")
     by: str = option(
         "episode",
-        "What stays together: an episode, identical episodes, or those with one value of a field, a text or seed.",
+        "What stays in one part: an episode; content: identical episodes; KEY: episodes with the same value of a "
+        "field, a text or their seed.",
         "episode|content|KEY",
     )
     stratify: str | None = option(None, "Spread low and high returns, or scores, over all parts.", "return|SCORE")
-    in_order: bool = option(False, "Not at random: the first episodes to train.")
+    in_order: bool = option(False, "Divide in order instead of at random: the first episodes are for training.")
     allow_duplicates: bool = option(False, "Allow identical episodes in two parts.")
     layout: str | None = _kept_layout()
     compress: Sequence[str] | None = compress_option(None)
@@ -219,18 +227,18 @@ class SaveOptions(WriteOptions):
     _: KW_ONLY
     form: Literal["ted", "flat", "nested", "h5"] = dataclasses.field(
         metadata=required(
-            "ted: plain rows; flat, nested: no row twice; h5: that in one file.",
+            "ted: plain rows; flat, nested: each observation once; h5: the same in one HDF5 file.",
             flag="--as",
             choices=("ted", "flat", "nested", "h5"),
         )
     )
     compression: str | None = option(None, "For h5: gzip or lzf, gzip:9 for a level.", "NAME")
     for_library: Literal["torchrl"] | None = option(
-        None, "Write the rows as that library lays them out, for it to load.", flag="--for", choices=("torchrl",)
+        None, "Write the layout of another library, which can then load it.", flag="--for", choices=("torchrl",)
     )
     durable: Literal["full", "data", "none"] = option(
         "full",
-        "What a power cut leaves: full: all; data: the files' bytes; none: no promise.",
+        "What survives a power failure. full: the checkpoint; data: the bytes of the files; none: nothing for sure.",
         choices=("full", "data", "none"),
     )
 
@@ -269,9 +277,9 @@ class RecordOptions(VerbOptions):
         values=str,
     )
     seed: int | None = option(None, "Episode k is reset with the seed N + k. Default: drawn.", "N")
-    num_envs: int = option(1, "Environments in parallel; the episodes stay the same.", "K")
-    max_steps: int | None = option(None, "Truncate episodes after so many steps.", "N")
-    render: bool = option(False, "Record the rendered frames, as pixels.")
+    num_envs: int = option(1, "Environments in parallel; the episodes do not depend on it.", "K")
+    max_steps: int | None = option(None, "Truncate episodes after N steps.", "N")
+    render: bool = option(False, "Record rendered frames in the field pixels.")
     resume: bool = option(False, "Continue a recording that was interrupted.")
     progress: Progress | None = None
 
@@ -300,11 +308,11 @@ class ExportOptions(WriteOptions):
     _: KW_ONLY
     to: str | None = option(None, f"{_written}. Default: by the suffix of DEST, {_suffixes}.", choices=tuple(_sinks))
     episodes: str | None = episodes_option()
-    fps: float | None = option(None, "Steps a second, for lerobot and mcap. Default: as the source states it.", "N")
+    fps: float | None = option(None, "Steps per second, for lerobot and mcap. Default: as the source states.", "N")
     names: Sequence[str] = option(
-        (), "Names of the numbers of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
+        (), "Names for the components of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
     )
-    robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states it.", "NAME")
+    robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states.", "NAME")
     modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: the source's.", "FILE")
     skip_bad: bool = skip_bad_option()
 
@@ -317,11 +325,11 @@ class UploadOptions(WriteOptions):
     address: str
     _: KW_ONLY
     private: bool = option(False, "Make the repository private; refuse a public one.")
-    license: str | None = option(None, "The licence: mit, cc-by-4.0. Default: as the card there says.", "ID")
-    message: str | None = option(None, "The message of the commit.", "TEXT")
-    revision: str | None = option(None, "The branch, made if need be. Default: main.", "BRANCH")
-    allow_errors: bool = option(False, "Upload data in which check finds errors; the card states them.")
-    force: bool = option(False, "Replace what the repository has; its history keeps that.")
+    license: str | None = option(None, "The licence: mit, cc-by-4.0. Default: the one on the repository's card.", "ID")
+    message: str | None = option(None, "The commit message.", "TEXT")
+    revision: str | None = option(None, "The branch, created if it does not exist. Default: main.", "BRANCH")
+    allow_errors: bool = option(False, "Upload even if check finds errors; the dataset card lists them.")
+    force: bool = option(False, "Replace the files of the repository; its history keeps them.")
     dry_run: bool = option(False, "Show what would be done, and send nothing.")
 
 
@@ -333,12 +341,12 @@ class FramesOptions(VerbOptions):
     output: PathLike
     _: KW_ONLY
     episode: int = dataclasses.field(metadata=required("The number of the episode.", "K"))
-    field: str | None = option(None, "The images. Default: the first field of images.", "KEY")
+    field: str | None = option(None, "The field to show. Default: the first field of images.", "KEY")
     steps: str | None = option(None, "Only these steps, or a single one. Default: all.", "A:B")
-    fps: float | None = option(None, "Frames a second. Default: as the data state, else 30.", "N")
+    fps: float | None = option(None, "Frames per second. Default: as the data states, else 30.", "N")
     scale: int = option(1, "Repeat each pixel N times.", "N")
     root: PathLike | None = root_option()
-    force: bool = option(False, "Replace the file that is there.")
+    force: bool = option(False, "Replace an existing file.")
     progress: Progress | None = None
 
 
@@ -353,7 +361,7 @@ SAMPLERS: Mapping[str, frozenset[str]] = {
     "prioritized": _PRIORITIES,
     "prioritized-slice": _SLICES | _PRIORITIES,
 }
-"""The options of each sampler, by the name of the sampler on the command line."""
+"""The options of each sampler, by its name on the command line."""
 
 _DEFAULT_BATCH = 256
 SECONDS = 2.0
@@ -361,7 +369,7 @@ SECONDS = 2.0
 
 @dataclass(frozen=True)
 class SampleOptions(VerbOptions):
-    """The arguments of `sample`; None, and False for a switch, mean not given.
+    """The arguments of `sample`. None, or False for a switch, means that an option is not given.
 
     Raises UsageError for an unknown sampler, an option that the sampler does not take, values out of range, and options
     that contradict each other.
@@ -377,34 +385,44 @@ class SampleOptions(VerbOptions):
         choices=tuple(SAMPLERS),
         unset=True,
     )
-    slice_len: int | None = option(None, "For slices: how many steps each has.", "L", least=1)
-    num_slices: int | None = option(None, "For slices: how many make a batch.", "K", least=1)
+    slice_len: int | None = option(None, "For slices: steps per slice.", "L", least=1)
+    num_slices: int | None = option(None, "For slices: slices per batch.", "K", least=1)
     weight: str | None = option(
-        None, "For slice: make episodes equally likely, as by default, or steps.", choices=("episode", "step")
+        None, "For slice: make episodes (the default) or steps equally likely.", choices=("episode", "step")
     )
     anchor: str | None = option(
-        None, "For slices: anywhere, or where episodes start or end.", choices=("any", "start", "end")
+        None,
+        "For slices: take them from anywhere in an episode (the default), from its start or from its end.",
+        choices=("any", "start", "end"),
     )
     strict: bool | None = option(
-        None, "For slices: leave short episodes out, or take them.", flag="--strict/--no-strict"
+        None,
+        "For slices: leave out episodes shorter than a slice (the default), or take them.",
+        flag="--strict/--no-strict",
     )
-    pad: bool = option(False, "For slices: take short episodes, their last step repeated.")
-    batched: bool = option(False, "For slices: batches of slices by steps.")
+    pad: bool = option(False, "For slices: take shorter episodes, and repeat their last step.")
+    batched: bool = option(False, "For slices: give batches the shape [slices, steps].")
     drop_last: bool = option(False, "Without replacement: leave out an incomplete last batch.")
-    shuffle: bool | None = option(None, "Without replacement: in order.", flag="--no-shuffle", sets=False)
-    alpha: float | None = option(None, "By priority: its exponent. Default: 0.6.", "A")
+    shuffle: bool | None = option(None, "Without replacement: draw in order.", flag="--no-shuffle", sets=False)
+    alpha: float | None = option(None, "By priority: exponent of the priorities. Default: 0.6.", "A")
     beta: float | None = option(None, "By priority: exponent of the weights. Default: 0.4.", "B")
-    priority: str | None = option(None, "By priority: |KEY|, or a score. Default: all equal.", "KEY")
-    frame_stack: int | None = option(None, "Join N frames of an episode, zeros before its start.", "N")
+    priority: str | None = option(
+        None, "By priority: the field whose absolute value is the priority, or a score. Default: all equal.", "KEY"
+    )
+    frame_stack: int | None = option(None, "Stack N frames of an episode, with zeros before its start.", "N")
     frame_keys: Sequence[str] = option(
-        (), "For --frame-stack: which frames. Default: all images.", "KEY", flag="--frame-key", values=list[str]
+        (), "For --frame-stack: the fields to stack. Default: all images.", "KEY", flag="--frame-key", values=list[str]
     )
     windows: Sequence[str] = option(
-        (), "Steps of KEY around each drawn one, or 0s:0.5s.", "KEY=A:B", flag="--window", values=list[str]
+        (),
+        "Take KEY at steps A to B - 1 relative to each drawn step, or at times: 0s:0.5s.",
+        "KEY=A:B",
+        flag="--window",
+        values=list[str],
     )
-    time: bool = option(False, "Measure how fast batches come.")
-    seconds: float | None = option(None, "For how long to measure. Default: 2.", "S")
-    seed: int | None = option(None, "The same seed, the same batch.", "S")
+    time: bool = option(False, "Measure how fast batches are drawn.")
+    seconds: float | None = option(None, "How long to measure. Default: 2.", "S")
+    seed: int | None = option(None, "Seed: the same one gives the same batch.", "S")
     verify: bool = option(False, "Compare all files with their digests first.")
     root: PathLike | None = root_option()
 
@@ -419,15 +437,15 @@ class SampleOptions(VerbOptions):
                 )
         self._check_values()
         if self.frame_stack is None and self.frame_keys:
-            raise UsageError("--frame-key names the frames to stack, and none are stacked", hint="add --frame-stack 4")
+            raise UsageError("--frame-key needs --frame-stack", hint="add --frame-stack 4")
         if self.frame_stack is not None and self.frame_stack < 1:
-            raise UsageError(f"--frame-stack is {self.frame_stack}, expected a number of frames from 1")
+            raise UsageError(f"--frame-stack is {self.frame_stack}, expected 1 or more")
         if self.windows and self.frame_stack is not None:
             raise UsageError("--window and --frame-stack are both set, expected one", hint="-3:1 has 4 frames")
         names = [one.rpartition("=")[0] for one in self.windows]
         for name, one in zip(names, self.windows, strict=True):
             if not name or names.count(name) > 1:
-                raise UsageError(f"--window is {one!r}, expected KEY=A:B, once a key", hint="--window action=0:16")
+                raise UsageError(f"--window is {one!r}, expected KEY=A:B, once per key", hint="--window action=0:16")
 
     def given(self) -> dict[str, Any]:
         """Return the options of the sampler that were given, by name."""

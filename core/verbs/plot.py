@@ -1,4 +1,4 @@
-"""`plot`: the episodes of a dataset or of a mixture, or the values of fields over the steps of some, as charts."""
+"""`plot`: charts of the episodes of a dataset or a mixture, or of the values of fields over the steps of episodes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MOST_DATASETS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlottedDataset:
-    """A dataset of a mixture: `share` of the drawn steps, from 0 to 1, and the numbers of the episodes shown."""
+    """A dataset of a mixture: its `share` of the drawn steps, from 0 to 1, and the numbers of the episodes shown."""
 
     name: str
     path: Path
@@ -60,10 +60,10 @@ class PlottedDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotResult(Result):
-    """The numbers of the charts, in their order; `output` is the file they are drawn in, None for none.
+    """The data of the charts, in their order; `output` is the file that they were drawn in, if any.
 
-    `episodes` are those whose steps or sums are shown; of a mixture each of its `datasets` has its own. Long lines have
-    the first, last, lowest and highest value of each thousandth of an episode.
+    `episodes` are the numbers of the episodes shown; for a mixture, each of its `datasets` has its own. Long lines have
+    only the first, last, lowest and highest value of each thousandth of an episode.
     """
 
     kind: ClassVar[str] = "plot"
@@ -94,8 +94,8 @@ def plot(
 
     Args:
         dataset: a path or `source:id` of a dataset or a checkpoint of steps, or a mixture file.
-        fields: names of leaves as `inspect` shows them, or without `next.` if that is unambiguous. `observation[3]` and
-            `observation[0:4]` choose columns (row-major); default: the first 16.
+        fields: names of leaves as `inspect` shows them; `next.` may be left out if that is unambiguous.
+            `observation[3]` and `observation[0:4]` choose columns, in row-major order; default: the first 16.
         episodes: episodes by number, like `0:100,250`; default: all, and with `fields` the first one. With `fields` at
             most 24. In a mixture they are chosen in each dataset.
         output: the file to write (.svg, .png, .pdf); default: nothing is written.
@@ -104,7 +104,7 @@ def plot(
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
-        What is plotted.
+        The data of the charts.
 
     Raises:
         DatasetNotFoundError, FormatError, CorruptDataError: the dataset does not exist, cannot be read, or is damaged.
@@ -133,7 +133,7 @@ def plot(
 
 
 class _Source(NamedTuple):
-    """A dataset to plot: `asked` is its name in messages, `label` names its lines, empty if it is the only one."""
+    """A dataset to plot: `asked` is its name in messages, `label` the name of its lines, "" if it is the only one."""
 
     path: Path
     asked: str
@@ -150,7 +150,7 @@ class _Source(NamedTuple):
 
 
 def _sources(path: Path, dataset: PathLike, root: PathLike | None) -> Iterator[_Source]:
-    """Yield the dataset at `path`, or the members of the mixture there, with different labels."""
+    """Yield the dataset at `path`, or the datasets of the mixture there, with distinct labels."""
     if not is_mixture(path):
         has_steps(path)
         yield _Source(path, os.fspath(dataset))
@@ -168,7 +168,7 @@ def _result(
     path: Path, sources: Sequence[_Source], shown: Sequence[tuple[int, ...]],
     charts: Sequence[Lines | Histogram | Bars], notes: Sequence[str], fields: Sequence[str] = (),
 ) -> PlotResult:  # fmt: skip
-    """Put what is plotted together; `shown` has the episodes of the first sources only."""
+    """Make the result; `shown` has the episodes of the sources that are plotted, which are the first ones."""
     if not sources[0].label:
         return PlotResult(
             path=path, output=None, fields=tuple(fields), episodes=shown[0], charts=tuple(charts), notes=tuple(notes)
@@ -198,7 +198,7 @@ def _result(
 
 
 class _Measured(NamedTuple):
-    """Return (None where it is not known) and length of the chosen episodes of a dataset, ordered by `places`."""
+    """The returns (None if unknown) and lengths of chosen episodes of a dataset, ordered by `places` on the axis."""
 
     source: _Source
     places: Array
@@ -209,7 +209,7 @@ class _Measured(NamedTuple):
 
 
 def _episodes(path: Path, sources: Sequence[_Source], episodes: str | None) -> PlotResult:
-    """Return and length of each episode, over episodes and as histograms."""
+    """Plot the return and the length of each episode, over episodes and as histograms."""
     found = [_measured(one, episodes) for one in sources[:_MOST_DATASETS]]
     axis = next((one.axis for one in found if one.axis != "episode"), "episode")
     columns = []  # one for each quantity: the lines, then a histogram of each dataset
@@ -256,7 +256,7 @@ def _rows(reader: StepReader, source: _Source, episodes: str | None) -> Array:
 
 
 def _places(table: EpisodeTable, rows: Array) -> tuple[Array, str]:
-    """Where episodes are on an axis: at their numbers, or at their places if several have the same number."""
+    """Return the positions of episodes on an axis: their numbers, or their table rows if numbers occur twice."""
     numbers = table.episode[rows]
     return (numbers, "episode") if len(np.unique(numbers)) == len(numbers) else (rows, "episode, in storage order")
 
@@ -271,7 +271,7 @@ def _numbers(table: EpisodeTable, rows: Array) -> tuple[int, ...]:
 def _traces(
     path: Path, sources: Sequence[_Source], fields: Sequence[str], episodes: str | None, progress: Progress
 ) -> PlotResult:
-    """The values of columns over the steps of episodes: a chart for each column, a line for each episode."""
+    """Plot columns over the steps of episodes: a chart for each column, a line for each episode."""
     traces = _Traces(progress, all_of=episodes is not None)
     shown = sources[:_MOST_DATASETS]
     for source in shown:
@@ -288,20 +288,20 @@ def _traces(
 def _asked(
     reader: StepReader, names: Sequence[str], source: _Source, sources: Sequence[_Source], notes: list[str]
 ) -> list[PlotColumns]:
-    """Find the columns in one dataset; one of several may lack a field that another one has, with a note."""
+    """Find the columns in one dataset; in a mixture, a note names the fields that this dataset lacks."""
     if not source.label:
         return [columns_of(reader.fields, name, source.asked) for name in names]
     every = [field for one in sources for field in one.fields]
     for name in names:
         if find_field(every, name)[0] is None:
-            columns_of(every, name, source.asked)  # raises, with the names of all fields
+            columns_of(every, name, source.asked)  # raises an error that names all fields
     lacking = [name for name in names if find_field(reader.fields, name)[0] is None]
     notes += [f"{source.label} has no field {name}" for name in lacking]
     return [columns_of(reader.fields, name, source.asked) for name in names if name not in lacking]
 
 
 class _Traces:
-    """Collects lines by the names of their columns."""
+    """Collects the lines of all datasets and episodes, by the name of their column."""
 
     def __init__(self, progress: Progress, *, all_of: bool) -> None:
         self.notes = list[str]()
@@ -314,7 +314,7 @@ class _Traces:
         return name if len(series) > 1 else f"{name}, {series[0].name}"
 
     def add(self, reader: StepReader, source: _Source, columns: Sequence[PlotColumns], rows: Array) -> None:
-        """Read the columns of the first of the episodes, or of the first 24."""
+        """Read columns of the first episode or, if episodes were chosen, of the first 24 of them."""
         table = reader.episodes
         if not len(rows):
             raise UsageError(f"{source.asked} has no steps to plot")
@@ -327,7 +327,7 @@ class _Traces:
         rows = rows[: _MOST_EPISODES if self._all_of else 1]
         self.episodes.append(_numbers(table, rows) if columns else ())
         self._progress.start("reading", int(table.length[rows].sum()) * len(columns), "steps")
-        done = set[str]()  # a column that is asked for twice is one chart
+        done = set[str]()  # a column that is named twice is plotted once
         for one in columns:
             shown = [column for column in self._shown(one) if one.name(column) not in done]
             done.update(map(one.name, shown))
@@ -345,20 +345,20 @@ class _Traces:
         if len(shown) < len(one.chosen):
             note = (
                 f"{one.field.name} has {one.every} columns; the first {len(shown)} are plotted, "
-                f"--field '{one.field.name}[{shown.stop}:{min(shown.stop + _MOST_COLUMNS, one.every)}]' is more"
+                f"--field '{one.field.name}[{shown.stop}:{min(shown.stop + _MOST_COLUMNS, one.every)}]' plots more"
             )
             self.notes += [note] if note not in self.notes else []
         return shown
 
 
 _PARTS = 1000
-"""Parts of an episode whose extremes are kept: more than a picture has pixels."""
+"""The number of parts of a long episode whose extremes are kept; enough for the pixels of a chart."""
 _BLOCK_BYTES = 8 << 20
 _WHICH = re.compile(r"(?P<name>.+)\[(?P<first>\d+)(?P<range>:(?P<stop>\d*))?\]")
 
 
 class PlotColumns(NamedTuple):
-    """The columns of a leaf that are plotted, row-major, and how many there are."""
+    """The columns of a leaf that are plotted, in row-major order, and the number of all its columns."""
 
     field: Field
     chosen: range
@@ -386,7 +386,7 @@ def columns_of(fields: Sequence[Field], asked: str, dataset: str) -> PlotColumns
 
 
 def find_field(fields: Sequence[Field], asked: str) -> tuple[Field | None, re.Match[str] | None]:
-    """Find the leaf of a name, None if it does not exist, and the columns that the name has in brackets."""
+    """Return the leaf that a name means, None if there is none, and the match of its columns in brackets."""
     by_key = {field.key: field for field in fields}
     found, which = _leaf(by_key, asked), None
     if found is None and (which := _WHICH.fullmatch(asked)) is not None:
@@ -395,7 +395,7 @@ def find_field(fields: Sequence[Field], asked: str) -> tuple[Field | None, re.Ma
 
 
 def _leaf(by_key: dict[Key, Field], name: str) -> Field | None:
-    """Find the leaf of a name, which may lack `next.`, or the references to the video whose frames it names."""
+    """Return the leaf that a name means, with or without `next.` or the `video.` of references to frames."""
     for whole in (name, f"{NEXT}.{name}", f"video.{name}"):
         key = key_called(whole, by_key)
         if key is not None:
@@ -411,14 +411,17 @@ def _refuse_other_than_numbers(field: Field, dataset: str) -> None:
         raise UsageError(f"{name} holds images, which have no line to plot", hint=hint)
     if field.role == "text" or "complex" in field.dtype or 0 in field.shape:
         what = "text" if field.role == "text" else "complex numbers" if "complex" in field.dtype else "no numbers"
-        raise UsageError(f"{field.name} holds {what}, and numbers are plotted")
+        raise UsageError(f"{field.name} holds {what}, expected real numbers to plot")
 
 
 def trace(
     reader: StepReader, field: Field, columns: Sequence[int], start: int, length: int
 ) -> dict[int, tuple[Array, Array]]:
-    """Read columns of one episode in bounded memory: steps and values, of a long episode those that shape the line."""
-    part = math.ceil(length / _PARTS)  # steps of a part whose extremes are kept
+    """Read columns of one episode in bounded memory; return for each its steps and values.
+
+    A long episode is reduced to the first, last, lowest and highest value of each of its `_PARTS` parts.
+    """
+    part = math.ceil(length / _PARTS)  # steps per part
     parts = max(1, _BLOCK_BYTES // max(1, field.row_bytes) // part)
     found: dict[int, list[Series]] = {column: [] for column in columns}
     for first in range(0, length, parts * part):

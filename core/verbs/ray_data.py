@@ -1,4 +1,4 @@
-"""Datasets as datasets of Ray Data, with whole episodes in each block, and back."""
+"""Conversion of datasets to Ray Data, with whole episodes in each block, and back."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ def to_ray_dataset(
     block_bytes: int = _BLOCK_BYTES,
     root: PathLike | None = None,
 ) -> Any:
-    """Return a dataset as a `ray.data.Dataset`, whose blocks have whole episodes and are read where they are needed.
+    """Return a dataset as a `ray.data.Dataset` whose blocks have whole episodes.
 
-    A row is a step. Columns have the names that `inspect` shows, with dots, such as `next.reward`; arrays are tensors
-    of Arrow. `episode` is the number of the episode, and `step` counts its rows. Rows keep their order. All nodes
-    need rbtool, and the dataset under the same path. Without a Ray, one is started, or the cluster of RAY_ADDRESS is
-    connected to.
+    A row is a step. Columns have the names that `inspect` shows, with dots, such as `next.reward`; arrays are Arrow
+    tensors. The column `episode` is the number of the episode, and `step` counts its rows from 0. Rows keep their
+    order. Blocks are read by the nodes that need them: all nodes need rbtool, and the dataset under the same path. If
+    Ray is not initialised, the cluster of RAY_ADDRESS is connected to, or a local one is started.
 
     Args:
         dataset: a path or `source:id`.
-        fields: names of fields; default: all. Numbers of episodes and the flags of their ends are always there.
-        block_bytes: about how large blocks are; an episode is never divided, so that some are larger.
+        fields: names of fields; default: all. `episode` and the end flags are always included.
+        block_bytes: about how large blocks are; blocks may be larger, because episodes are not divided.
         root: where stored datasets are.
 
     Raises:
         UsageError: Ray is not installed or cannot be reached, a field does not exist, or the dataset keeps videos.
-        SchemaError: a field has a type or a name that Ray Data does not have.
+        SchemaError: Ray Data cannot represent the dtype or the name of a field.
     """
     if block_bytes < 1:
         raise UsageError(f"block_bytes is {block_bytes}, expected a number from 1")
@@ -105,7 +105,7 @@ def to_ray_dataset(
 
 
 def _chosen(reader: StepReader, names: Sequence[str] | None) -> list[Field]:
-    """Return the fields of these names, and those that every Ray dataset has; SchemaError for those that none can."""
+    """Return the named fields and those that are always included; SchemaError for fields that Ray cannot represent."""
     known = {field.name: field for field in reader.fields}
     if names is not None:
         if unknown := set(names) - known.keys():
@@ -125,7 +125,7 @@ def _chosen(reader: StepReader, names: Sequence[str] | None) -> list[Field]:
 
 
 def _spans(reader: StepReader, rows: int) -> list[tuple[int, int]]:
-    """Divide the episodes, in their order, into spans of about so many rows."""
+    """Divide the episodes, in order, into spans of about `rows` rows: first episode and the one after the last."""
     table = reader.episodes
     spans: list[tuple[int, int]] = []
     first = 0
@@ -139,10 +139,10 @@ def _spans(reader: StepReader, rows: int) -> list[tuple[int, int]]:
 
 
 def _rows(path: Path, digest: str, keys: Sequence[Key], spans: Mapping[str, Array]) -> dict[str, Array]:
-    """Read the episodes of spans, on any node."""
+    """Read the episodes of spans; this runs on any node."""
     with open_steps(path) as reader:
         if reader.manifest.content_digest != digest:
-            raise CorruptDataError(f"{path} is another dataset than when it was opened")
+            raise CorruptDataError(f"{path} has changed since it was opened")
         table, found = reader.episodes, []
         for first, stop in zip(spans["first"].tolist(), spans["stop"].tolist(), strict=True):
             start, end = int(table.start[first]), int(table.start[stop - 1] + table.length[stop - 1])
@@ -153,7 +153,7 @@ def _rows(path: Path, digest: str, keys: Sequence[Key], spans: Mapping[str, Arra
 
 
 def _plain(key: Key, rows: Array) -> Array:
-    """Return rewards and flags as numbers, which are arrays of one number in TED."""
+    """Return rewards and flags without their trailing singleton dimension."""
     return rows.reshape(-1) if key[1:] in SINGLETONS and rows.shape[1:] == (1,) else rows
 
 
@@ -161,14 +161,14 @@ def _plain(key: Key, rows: Array) -> Array:
 def from_ray_dataset(
     rows: Any, dest: PathLike, *, layout: Layout = "ted", compress: Sequence[str] = (), force: bool = False
 ) -> Published:
-    """Write a `ray.data.Dataset` of steps to a dataset at `dest`, which appears whole or not at all.
+    """Write a `ray.data.Dataset` of steps as a dataset to `dest`, which appears when it is complete, or not at all.
 
-    The columns are as `to_ray_dataset` makes them, and names with dots become nested keys: `episode`, `next.terminated`
-    and `next.truncated` (or `next.done`, which terminates) and any others, alike in all rows. A column with another one
-    of its name under `next.` is a state. Where there are no flags, episodes are cut off at their ends. The steps of an
-    episode follow each other; a column `step`, if there is one, must be in order, and is not written. Rows are taken in
-    the order of the dataset, and memory is bounded by two blocks and an episode. Seeds, texts and metadata of the
-    dataset that they came from are not in the rows, and get lost.
+    The columns have the form that `to_ray_dataset` gives them, and names with dots become nested keys. `episode` is
+    required; `next.terminated` and `next.truncated` are the end flags (a `next.done` alone means terminated). A column
+    that also exists under `next.` is a state. An episode without an end flag on its last step is marked truncated. The
+    steps of an episode must follow each other; a column `step`, if there is one, must increase, and is not written.
+    Rows are taken in the order of the dataset, in memory bounded by two blocks and an episode. Seeds, texts and
+    metadata of the original dataset are not in the rows, and are lost.
 
     Args:
         rows: the steps.
@@ -178,7 +178,7 @@ def from_ray_dataset(
 
     Raises:
         UsageError: Ray is not installed, arguments make no sense, or something else is at `dest`.
-        SchemaError: columns are missing, or not arrays of numbers of one shape, or the steps are not in order.
+        SchemaError: columns are missing or are not arrays of numbers of one shape, or the steps are not in order.
     """
     started = time.perf_counter()
     require_flags(force=force)
@@ -198,7 +198,7 @@ def from_ray_dataset(
 def write_blocks(
     blocks: Iterable[Mapping[str, Array]], folder: Path, layout: Layout, compress: Sequence[str], name: str
 ) -> Manifest:
-    """Write the columns of blocks, which may divide episodes, as a dataset of that name to a new folder."""
+    """Write the columns of blocks, whose borders may be inside episodes, as a dataset `name` to a new folder."""
     whole = _whole_episodes(_alike(blocks))
     first = next(whole, None)
     if first is None:
@@ -231,7 +231,7 @@ def _blocks(rows: Any) -> Iterator[Mapping[str, Array]]:
 
 
 def _alike(blocks: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array]]:
-    """Yield blocks with rows; SchemaError unless all have the same columns of numbers."""
+    """Yield the blocks that have rows; SchemaError unless all have the same columns, dtypes and shapes."""
     first: dict[str, Any] = {}
     for columns in blocks:
         forms = {name: f"{array.dtype} {list(array.shape[1:])}" for name, array in columns.items()}
@@ -241,7 +241,7 @@ def _alike(blocks: Iterable[Mapping[str, Array]]) -> Iterator[Mapping[str, Array
         if forms != first:
             name = min(name for name in forms | first if forms.get(name) != first.get(name))
             found, expected = (one.get(name, "missing") for one in (forms, first))
-            raise SchemaError(f"{name} is not alike in all rows: {expected}, then {found}")
+            raise SchemaError(f"{name} differs between rows: {expected}, then {found}")
         if len(columns[key_name(EPISODE)]):
             yield columns
 
@@ -257,7 +257,13 @@ def _require_numbers(columns: Mapping[str, Array]) -> None:
 
 
 def _whole_episodes(blocks: Iterable[Mapping[str, Array]]) -> Iterator[dict[str, Array]]:
-    """Move the beginning of an episode at the end of a block to the next one."""
+    """Regroup blocks so that each has whole episodes: the last episode of a block waits for the next block.
+
+    Each input block is cut where its last episode begins (`last`); that rest is kept, because the episode may continue:
+
+        in    | 0 0 1 1 | 1 1 2 | 2 2 |
+        out   | 0 0 | 1 1 1 1 | 2 2 2 |
+    """
     kept: list[dict[str, Array]] = []
     for columns in blocks:
         episode = columns[key_name(EPISODE)]
@@ -278,7 +284,7 @@ def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
 
 
 def _source(columns: Mapping[str, Array]) -> list[tuple[Field, Timing]]:
-    """Return the fields by their root keys, and when they are known."""
+    """Return the fields by their root keys, with their timing: states, results of a step, or known before the step."""
     forms = {tuple(name.split(".")): (array.dtype.name, array.shape[1:]) for name, array in columns.items()}
     found: list[tuple[Field, Timing]] = []
     for key, (dtype, shape) in forms.items():

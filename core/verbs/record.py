@@ -1,8 +1,8 @@
 """`record`: run a policy in a gymnasium environment and record the episodes.
 
-Unlike the other verbs that write, it has no `Publication`: nothing is staged, because every episode has to be safe as
-soon as it ends. The recording grows at the destination itself, and its log makes a dataset of it: at the end, after a
-crash (`repair`), or when it is continued (`resume`). It never replaces anything.
+Unlike the other verbs that write, it uses no `Publication` and no staging folder, because every episode has to be saved
+as soon as it ends. The recording grows at the destination itself, and its log is turned into a dataset at the end,
+after a crash (`repair`) or when it is continued (`resume`). Nothing is ever replaced.
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ RANDOM, EXPERT = "random", "expert"
 def record(asked: RecordOptions) -> Published:
     """Record episodes of a gymnasium environment into a new dataset in layout `packed`.
 
-    What stops the run keeps the episodes that have ended: `resume` continues them, and `rbtool repair` makes a dataset
-    of them.
+    If the run is interrupted, finished episodes are kept: `resume` continues the recording, and `rbtool repair` makes a
+    dataset of them.
 
     Args:
         env_id: the id of the environment, or `MODULE:ID`.
         dest: the folder to write.
         episodes: how many episodes.
-        policy: a function that takes an observation and returns an action, itself or as `FILE.py:NAME`; `random` draws
-            actions from the action space, `expert` is a controller that rbtool brings for CartPole-v1 and Pendulum-v1.
-        seed: episode k is reset with the seed `seed + k`, and random actions are drawn for it alone. Default: a seed is
+        policy: a function that takes an observation and returns an action, given as a callable or as `FILE.py:NAME`;
+            `random` draws actions from the action space, `expert` is a built-in controller for CartPole-v1 and
+            Pendulum-v1.
+        seed: episode k is reset with the seed `seed + k`, which also determines its random actions. Default: a seed is
             drawn, and recorded in the manifest.
-        num_envs: environments that run in processes of their own. The episodes are the same for any number.
+        num_envs: environments that run in parallel, each in a process. The episodes do not depend on their number.
         max_steps: truncate episodes after so many steps.
-        render: record frames, as `pixels`.
-        resume: continue a recording that the same call has begun. A dataset that it has finished, with all `episodes`,
-            is returned as it is.
+        render: record rendered frames in the field `pixels`.
+        resume: continue a recording that the same call has started. A finished dataset with all `episodes` is returned
+            as it is.
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
         What was written.
 
     Raises:
-        UsageError: an unknown environment, or something else is at `dest`.
+        UsageError: the environment is unknown, or something else is at `dest`.
         SchemaError: observations or actions are not in their spaces.
         RbtoolError: the environment or the policy failed.
     """
@@ -106,14 +107,14 @@ def record(asked: RecordOptions) -> Published:
         else:
             _run_together(env, player, progress)
         manifest = env.finish()
-    with contextlib.suppress(Exception):  # the dataset is in place, whatever the environment says to its end
+    with contextlib.suppress(Exception):  # the dataset is complete, even if the environment fails to close
         env.close()
     progress.done()
     return Published(**published_entries(manifest, place, started))
 
 
 def _origin(place: Path) -> RecordedOrigin | None:
-    """Return what the recording to be continued states; None without one."""
+    """Return the origin of an unfinished recording; None if there is no recording."""
     try:
         return RecordedOrigin.load(place)
     except (FileNotFoundError, NotADirectoryError):
@@ -121,11 +122,11 @@ def _origin(place: Path) -> RecordedOrigin | None:
 
 
 def _first_seed(place: Path, asked: RecordOptions, before: RecordedOrigin | None) -> int:
-    """Return the seed of episode 0; for a recording that is continued, the one it was begun with."""
+    """Return the seed of episode 0; for a recording that is continued, the one that it was started with."""
     env_id, seed = asked.env_id, asked.seed
     if before is not None:
         if before.asked != env_id.rpartition(":")[2]:
-            raise UsageError(f"{place} has episodes of {before.asked}, expected {env_id} to continue them")
+            raise UsageError(f"{place} has episodes of {before.asked}, expected {env_id} to continue the recording")
         first = before.arguments.get("seed")
         if seed is not None and first != seed:
             raise UsageError(f"{place} was recorded with the seed {first}, expected the same instead of {seed}")
@@ -140,7 +141,7 @@ def _require_same(place: Path, before: Mapping[str, Any], arguments: Mapping[str
     for name, shown in names.items():
         if name not in before:
             raise UsageError(
-                f"{place} does not state {shown} of its episodes, so that they cannot be continued",
+                f"{place} does not state {shown} of its episodes, so the recording cannot be continued",
                 hint=f"make a dataset of them: rbtool repair {shlex.quote(str(place))}",
             )
         if before[name] != arguments[name]:
@@ -149,21 +150,21 @@ def _require_same(place: Path, before: Mapping[str, Any], arguments: Mapping[str
             )
     if before.get("policy_files") != arguments.get("policy_files"):
         raise UsageError(
-            f"{place} was recorded with another content of the files of {arguments['policy']}",
+            f"the files of {arguments['policy']} have changed since {place} was recorded",
             hint=f"make a dataset of its episodes: rbtool repair {shlex.quote(str(place))}",
         )
 
 
 def _balance(observation: Any) -> int:
-    """Push the cart to where the pole falls, and slowly back to the middle: 500 of 500 steps from every start."""
+    """Push the cart in the direction in which the pole falls, and slowly back to the middle; lasts all 500 steps."""
     position, speed, angle, turning = map(float, observation)
     return int(angle + 0.3 * turning + 0.1 * speed + 0.05 * position > 0)
 
 
 def _swing_up(observation: Any) -> Any:
-    """Pump the pendulum up to the energy of its upright rest, then hold it there.
+    """Pump energy into the pendulum until it reaches the upright position, then hold it there.
 
-    The energy, divided by the square of the natural frequency, is `speed² / 6 + 5 cosine`, 5 upright.
+    Up to a constant factor, its energy is `speed² / 6 + 5 cosine`, which is 5 at rest in the upright position.
     """
     cosine, sine, speed = map(float, observation)
     if cosine > 0.9:
@@ -182,12 +183,12 @@ def _expert_of(env_id: str) -> Callable[[Any], Any]:
     except KeyError:
         known = " and ".join(_EXPERTS)
         raise UsageError(
-            f"rbtool has no expert for {env_id}, only for {known}", hint="--policy FILE.py:NAME takes one of your own"
+            f"rbtool has no expert for {env_id}, only for {known}", hint="--policy FILE.py:NAME runs your own policy"
         ) from None
 
 
 class _Player:
-    """Chooses actions: `begin` starts an episode of a lane, `act` answers an observation."""
+    """Chooses actions: `begin` starts an episode of a lane, `act` returns the action for an observation."""
 
     def __init__(self, asked: RecordOptions, first_seed: int) -> None:
         self.inputs: dict[str, Any] = {}
@@ -203,11 +204,11 @@ class _Player:
             self.inputs = {"policy_files": found.inputs()} if found.inputs() else {}
 
     def seed(self, number: int) -> int:
-        """The seed of an episode."""
+        """Return the seed of an episode."""
         return self._first_seed + number
 
     def begin(self, lane: int, number: int | None, space: Any) -> None:
-        """Begin an episode: its random actions depend on its number alone, and are not those that its reset draws."""
+        """Begin an episode. Seed its random actions by its number only, and differently from the seed of its reset."""
         if number is None or self._function is not None:
             return
         if lane not in self._spaces:
@@ -259,7 +260,7 @@ def _make(asked: RecordOptions, dest: Path) -> _Recording:
 
 
 def _require_version(name: str) -> None:
-    """Raise UsageError for an id without the version that all of its environments have."""
+    """Raise UsageError, with a suggestion, for the id of a versioned environment without its version."""
     if name in gymnasium.registry:
         return
     known = [spec for spec in gymnasium.registry.values() if spec.id == f"{name}-v{spec.version}"]
@@ -284,7 +285,7 @@ def _run_together(env: RecordVectorEpisodes, player: _Player, progress: Progress
     rows: list[Any] = [None] * env.num_envs
     ended = np.ones(env.num_envs, bool)
     empty: Any = create_empty_array(space, env.num_envs)
-    idle = copy.deepcopy(space)  # a lane that has made its part is stepped with any action
+    idle = copy.deepcopy(space)  # lanes without an episode to record still need an action for each step
     while not env.recorder.is_complete:
         if ended.any():
             numbers = [env.recorder.number(lane) if ended[lane] else None for lane in lanes]
@@ -298,7 +299,7 @@ def _run_together(env: RecordVectorEpisodes, player: _Player, progress: Progress
         for lane in lanes:
             env.recorder.lane = lane
             actions.append(player.act(lane, rows[lane]) if env.recorder.records(lane) else idle.sample())
-            env.recorder.act(lane, actions[-1])  # the batch would take an action of another shape or type unnoticed
+            env.recorder.act(lane, actions[-1])  # checks the action; `concatenate` would cast a wrong shape or dtype
         batch = concatenate(space, actions, empty)
         before = env.episodes
         observations, _, terminated, truncated, _ = env.step(batch)
@@ -308,13 +309,13 @@ def _run_together(env: RecordVectorEpisodes, player: _Player, progress: Progress
 
 @contextlib.contextmanager
 def _failures(env_id: str, env: _Recording) -> Iterator[None]:
-    """Raise errors with the episode they happened in, and with what to do with the episodes that are kept."""
+    """Add to errors the episode in which they occurred, and a hint about the episodes that are kept."""
     recorder = env.recorder
     try:
         yield
     except BaseException as error:
         recorder.abandon()
-        with contextlib.suppress(Exception):  # of an environment that has failed: it would hide the first error
+        with contextlib.suppress(Exception):  # a failed environment may fail again, which would hide the first error
             env.abandon()
         raised = error
         place = recorder.under_way()

@@ -1,4 +1,4 @@
-"""`report`: one HTML file that shows datasets: their figures, episodes, images, findings and provenance."""
+"""`report`: one HTML file about datasets: their figures, episodes, images, findings and provenance."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from .inspect import PartsResult, inspect_several
 from .mix import MixResult
 
 MOST_DATASETS = 8
-"""More do not fit next to each other."""
+"""The most datasets that fit side by side on a page."""
 _FILE = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedDataset:
-    """A dataset of a report; `errors` and `warnings` count what `check` found."""
+    """A dataset of a report; `errors` and `warnings` count the findings of `check`."""
 
     name: str
     path: Path
@@ -71,19 +71,19 @@ def report(
 ) -> ReportResult:
     """Write a report on datasets or checkpoints to an HTML file.
 
-    The page needs no other file and no network, and is at most 3 MB large; it states what is left out for that. The
-    datasets of a mixture, and of the folder of a split, are shown next to each other. Every row is read, in bounded
-    memory, and checked; a damaged dataset is shown as far as it can be read, with what is wrong.
+    The page needs no other file and no network, and is at most 3 MB large; it states what was left out to stay below
+    that. The datasets of a mixture or a split are shown side by side. Every row is read, in bounded memory, and
+    checked; a damaged dataset is shown as far as it can be read, with the findings about the damage.
 
     Args:
         datasets: up to 8 paths or `source:id`.
         output: the file to write.
         root: where stored datasets are.
-        force: replace the file, if it is a page.
+        force: replace an existing file, if it is an HTML page.
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
-        What is on the page.
+        The datasets on the page.
 
     Raises:
         DatasetNotFoundError, FormatError: a dataset does not exist or cannot be read. `output` is unchanged after any
@@ -105,7 +105,7 @@ def report(
             f"there are {len(places)} datasets, expected from 1 to {MOST_DATASETS}", hint="make several reports"
         )
     command = shlex.join(["rbtool", "report", *(os.fspath(one) for one in given), "-o", os.fspath(output)])
-    with staging:  # a folder that cannot be written is found before the work
+    with staging:  # first, so that a folder that cannot be written fails before the work
         subjects = [_subject(place, len(places), root, progress) for place in places]
         progress.start("drawing", len(subjects), "datasets")
         written = page_of(subjects, Words(made_by=f"rbtool {__version__}", made_at=written_time(), command=command))
@@ -139,7 +139,7 @@ def _places(path: Path, name: str, root: PathLike | None, share: float | None = 
 
 
 def _distinct(places: Sequence[_ReportPlace]) -> list[_ReportPlace]:
-    """Give datasets of one name different ones."""
+    """Make names unique: `name`, `name (2)`, …."""
     found: list[_ReportPlace] = []
     for place in places:
         same = sum(one.name == place.name for one in places[: len(found)])

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 def sample(asked: SampleOptions) -> SampleResult:
     """Draw a batch of a dataset, a checkpoint or a mixture, and describe it.
 
-    It equals the first batch of `load_dataset(…, seed=seed)` with that sampler. Only the sampled rows are read, unless
-    `verify` is set.
+    The batch equals the first one of `load_dataset(…, seed=seed)` with that sampler. Only the sampled rows are read,
+    unless `verify` is set.
 
     Args:
         dataset: a path or `source:id`.
@@ -65,29 +65,29 @@ def sample(asked: SampleOptions) -> SampleResult:
             - `slice-without-replacement`: slices, each episode once an epoch;
             - `prioritized`: steps, with replacement, by (|`priority`| + 1e-8) ^ `alpha`;
             - `prioritized-slice`: slices whose first steps are drawn by priority.
-        slice_len, num_slices: steps of a slice, and slices of a batch; one of them is enough.
-        weight: for `slice`: what is equally likely, `episode` (the default) or `step`.
-        anchor: where a slice lies in its episode: at `any` position, its `start` or its `end`.
+        slice_len, num_slices: steps per slice, and slices per batch; one of them is enough.
+        weight: for `slice`: make each `episode` (the default) or each `step` equally likely.
+        anchor: the position of a slice in its episode: `any`, its `start` or its `end`.
         strict: False takes episodes shorter than a slice whole; by default they are left out.
-        pad: take short episodes, and repeat their last step.
-        batched: batches of shape `[slices, steps]`.
-        drop_last: leave out what is less than a batch at the end of an epoch.
+        pad: take episodes shorter than a slice, and repeat their last step.
+        batched: give batches the shape `[slices, steps]`.
+        drop_last: leave out an incomplete last batch of an epoch.
         shuffle: False takes the steps of an epoch in order.
         alpha: exponent of the priorities; default: 0.6.
         beta: exponent of the weights; default: 0.4.
         priority: the name of a leaf, like `next.reward`, or of a score, like `score.quality`; by default all priorities
             are equal.
-        frame_stack: join so many frames of an episode, as `StoredFrameStack` does.
-        frame_keys: which frames; default: images.
-        windows: the steps around each drawn one that an entry has, each like `action=0:16`, as `Windows` explains them.
+        frame_stack: stack so many frames of an episode, as `StoredFrameStack` does.
+        frame_keys: the fields to stack; default: images.
+        windows: fields to take at several steps around each drawn one, like `action=0:16`; see `Windows`.
         time: measure the sampling speed.
-        seconds: for about how long; default: 2.
+        seconds: about how long to measure; default: 2.
         seed: the same seed gives the same steps; default: a new one, which the result states.
         verify: compare all files with their digests first.
         root: where stored datasets are.
 
     Returns:
-        Which steps were drawn, what they are like, and how fast batches come if `time` is set.
+        The drawn steps, a summary of their values and, if `time` is set, the sampling speed.
 
     Raises:
         UsageError: options contradict each other or the sampler, numbers are out of range, no episode is as long as a
@@ -114,7 +114,7 @@ def sample(asked: SampleOptions) -> SampleResult:
 
 
 def _sample_mixture(request: SampleRequest, path: Path) -> SampleResult:
-    """Draw from an ensemble as `load_dataset` makes it: the same seed gives the same steps."""
+    """Draw from the ensemble that `load_dataset` would make, so that the same seed gives the same steps."""
     options = _of_exact_length(request)
 
     def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
@@ -152,30 +152,28 @@ def sample_stream(
     n: int | None = None,
     **given: Any,
 ) -> SampleResult:
-    """Draw a batch of `n` steps of a dataset as a stream, with options of its reader, once the arguments are checked.
+    """Draw a batch of `n` steps from a stream; `raw` are options of its reader.
 
-    It is the first batch of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the `sampler`
-    `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`), and needs as many
-    shards as hold it. Arguments, result and errors are as in `sample`; arguments for datasets on this disk are refused
-    with UsageError unless they are None or False.
+    The batch equals the first one of `load_dataset(…, streaming=True, seed=seed)` with a `StreamSampler` (the sampler
+    `without-replacement`, the default) or a `StreamSliceSampler` (`slice-without-replacement`). Only the shards that it
+    needs are fetched. Arguments, result and errors are those of `sample`; arguments that work only for datasets on this
+    disk raise UsageError, unless they are None or False.
     """
     for name in ("weight", "anchor", "alpha", "beta", "priority", "verify"):
         if given.get(name) not in (None, False):
             raise UsageError(
-                f"--{name.replace('_', '-')} is for datasets on this disk, and a stream is not",
+                f"--{name.replace('_', '-')} works only for datasets on this disk, not for streams",
                 hint="leave it out, or leave out --streaming",
             )
     sampler = given.setdefault("sampler", _STEPS)
     if sampler not in (_STEPS, _SLICES):
-        raise UsageError(
-            f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming: shards come one by one"
-        )
+        raise UsageError(f"the sampler is {sampler}, expected {_STEPS} or {_SLICES} with --streaming")
     options, request = given_options(raw), SampleRequest.of(SampleOptions(dataset, n, **given))
     return _sample_stream(request, from_leaf("open_stream")(dataset, root, cache_size, options))
 
 
 def _sample_stream(request: SampleRequest, storage: StreamStorage) -> SampleResult:
-    # These imports load torch, which takes seconds: an invalid request fails before.
+    # Imported here because torch takes seconds, and an invalid request should fail before.
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
@@ -188,13 +186,13 @@ def _sample_stream(request: SampleRequest, storage: StreamStorage) -> SampleResu
     rows, episodes = (np.asarray(batch[key]).reshape(-1) for key in ("index", "episode"))
     before, _ = storage.places_in_episodes(rows)
     drawn = DrawnRows(rows=rows, sources=np.zeros_like(rows), episodes=episodes, steps=before)
-    # References to frames of videos are not in the batch, the frames are.
+    # The batch has the frames of videos instead of the references to them.
     fields = [field for field in storage.fields if batch.get(field.key, None) is not None]
     return request.result(storage.shards.address, buffer, batch, fields, drawn)
 
 
 def _stream_sampler(request: SampleRequest) -> StreamSampler:
-    """Make the sampler; shards beyond the window are fetched only where more than one batch is drawn."""
+    """Make the sampler. Shards are fetched ahead only if more than one batch is drawn, to measure the speed."""
     from ..samplers.stream import StreamSampler, StreamSliceSampler
 
     options = request.options
@@ -210,14 +208,17 @@ def _stream_sampler(request: SampleRequest) -> StreamSampler:
 
 
 def _of_exact_length(request: SampleRequest) -> SampleOptions:
-    """Return the options for datasets that each give a part of the batch: slices have the same length in all."""
+    """Return the options for the members of a mixture, with the length of slices instead of their number.
+
+    Each member gives a part of the batch, in which all slices must have the same length.
+    """
     options = request.options
     if not options.in_slices:
         return options
     if not options.strict_length and not options.pad:
         raise UsageError(
-            "--no-strict takes slices of any length, and the parts of a batch of a mixture have exact lengths",
-            hint="--pad takes short episodes and fills them up",
+            "--no-strict gives slices of different lengths, but a mixture needs slices of one length",
+            hint="--pad takes short episodes and repeats their last step",
         )
     return replace(options, slice_len=options.steps_of_a_slice(request.size), num_slices=None)
 
@@ -229,11 +230,11 @@ def _require(reader: StepReader, request: SampleRequest) -> None:
 
 
 _PADDED = 1_000
-"""Steps that a window may reach, however short the episodes are: a chunk may be longer, and is padded."""
+"""How far a window may reach even if all episodes are shorter: what is beyond their ends is padded."""
 
 
 def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTable]) -> None:
-    """Raise UsageError for a window of steps that no episode has: its padding alone may fill the memory."""
+    """Raise UsageError for a window far beyond the length of every episode: its padding could fill the memory."""
     from ..transforms.windows import Windows
 
     longest = max(int(table.length.max(initial=0)) for table in tables)
@@ -247,16 +248,16 @@ def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTabl
 
 
 def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
-    """Make the buffer to sample from."""
+    """Make the buffer to sample from, with its sampler, priorities and transforms."""
     priorities = None if options.priority is None else initial_priorities(reader, options.priority)
     transform = reading_further(options, reader)
-    import torch  # lazy: takes seconds, and an invalid request fails before
+    import torch  # imported here because it takes seconds, and an invalid request should fail before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..transforms.video import with_frames
     from ..writers.base import ImmutableDatasetWriter
 
-    with contextlib.suppress(UsageError):  # without PyAV, a batch has references to frames
+    with contextlib.suppress(UsageError):  # without PyAV, a batch has references to frames instead
         require_pyav()
         transform = with_frames(reader, transform)
     buffer = TensorDictReplayBuffer(
@@ -272,7 +273,7 @@ def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None =
 
 
 def _storage(reader: StepReader) -> Storage:
-    """Map the leaves if they are stored as tensors; else use a storage that reads rows from the files."""
+    """Return the storage for a reader: mapped leaves for layout `ted`, else one that reads rows from the files."""
     from ..storages.dataset import MappedSteps, StepStorage
     from ..storages.packed import PackedStorage
 
@@ -288,8 +289,10 @@ _CHANNELS = (1, 3, 4)
 
 
 def reading_further(asked: SampleOptions, dataset: StepReader | StreamStorage) -> Compose | None:
-    """Make the transform that reads windows, or stacks frames, of these fields; UsageError for a key that is not one of
-    them, or for stacks not one of states. By default all images are stacked, else `observation`.
+    """Return the transform that reads windows or stacks frames; None if neither is requested.
+
+    By default all images are stacked, else `observation`. Raises UsageError for a key that is not a field or, for
+    stacks, not a state.
     """
     if asked.windows:
         from ..transforms.base import Compose  # lazy: torch takes seconds, and an invalid request fails before
@@ -331,20 +334,20 @@ def _stacked_fields(names: Sequence[str], fields: list[Field]) -> list[Field]:
 
 
 def _dimension(shape: tuple[int, ...]) -> int:
-    """Return the dimension to join frames along: the channels of an image, otherwise a new one in front."""
+    """Return the dimension along which frames are stacked: the channels of an image, otherwise a new first one."""
     if len(shape) != 3:
         return -len(shape) - 1
     return -1 if shape[-1] in _CHANNELS and shape[0] not in _CHANNELS else -3
 
 
 ALPHA, BETA = 0.6, 0.4
-"""Exponents of the priorities and of the weights, as in Schaul et al. (2015), proportional variant."""
+"""Default exponents of the priorities and of the weights, as in Schaul et al. (2015), proportional variant."""
 _CHUNK = 1 << 20
 
 
 def make_sampler(options: SampleOptions, reader: StepReader) -> Sampler:
     """Make the sampler for the steps of `reader`."""
-    # These imports load torch, which takes seconds: an invalid request fails before.
+    # Imported here because torch takes seconds, and an invalid request should fail before.
     if options.sampler == "random":
         from ..samplers.uniform import RandomSampler
 
@@ -386,7 +389,7 @@ def _slice_arguments(options: SampleOptions) -> dict[str, Any]:
 
 
 def _ends(table: EpisodeTable) -> dict[str, Any]:
-    """Return the `ends` of trajectories from the episode table; they equal those that a sampler finds in the rows."""
+    """Return the `ends` argument of slice samplers, from the episode table instead of the rows."""
     import torch
 
     ends = np.zeros(table.steps, bool)
@@ -438,8 +441,8 @@ _LEAST = 10
 class SampleTiming:
     """Timing of `batches` consecutive batches: total `seconds`, and per batch `median_us` and `p95_us`.
 
-    A warm-up of a tenth of the time is left out: it reads files and compiles kernels. `threads` is the number of
-    threads of torch.
+    A warm-up of a tenth of the time, in which files are first read and kernels are compiled, is not counted. `threads`
+    is the number of torch threads.
     """
 
     batches: int
@@ -491,8 +494,8 @@ _MASK = ("collector", "mask")
 class SampledField:
     """One leaf of the batch: its full shape, its bytes, and a summary of its values.
 
-    `min`, `mean` and `max` leave NaN out; they are None for flags, text, complex numbers and references to frames of
-    kept videos. `true_fraction` is the share of True in a flag, None for anything else.
+    `min`, `mean` and `max` ignore NaN; they are None for flags, text, complex numbers and references to frames of kept
+    videos. `true_fraction` is the share of True in a flag, None for other leaves.
     """
 
     key: str
@@ -507,9 +510,9 @@ class SampledField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSlice:
-    """Steps `first` to `last` of the episode with the source's number `episode`; `start` is the row of the first.
+    """Steps `first` to `last` of the episode with the source's number `episode`; `start` is the row of the first step.
 
-    `length` is the number of steps, `padding` the number of repetitions of the last one that fill the slice up: the
+    `length` is the number of steps, and `padding` how often the last one is repeated after them to fill the slice: its
     mask is `length` times True, then `padding` times False. `source` is the number of the dataset in a mixture.
     """
 
@@ -524,7 +527,7 @@ class SampledSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledDataset:
-    """A dataset of a mixture, and how many steps of the batch are of it."""
+    """A dataset of a mixture, and the number of `steps` in the batch that come from it."""
 
     name: str
     path: Path
@@ -536,9 +539,9 @@ class SampleResult(Result):
     """A batch of `n` steps: storage rows (`indices`), the source's episode numbers, and steps within the episodes.
 
     `options` are the given options of the sampler. `slices` is empty for a sampler that draws single steps, `timing`
-    None without `time`. `fields` are the leaves of the batch, with those that the sampler adds. For a mixture,
-    `datasets` lists its datasets, and `sources` has the number of the dataset of each step; both are empty for a
-    dataset. `path` is the address of a stream, and `indices` are the numbers of its elements.
+    is None without `time`. `fields` are the leaves of the batch, including those that the sampler adds. For a mixture,
+    `datasets` lists its datasets, and `sources` has the number of the dataset of each step; both are empty otherwise.
+    For a stream, `path` is its address, and `indices` are the numbers of its elements.
     """
 
     kind: ClassVar[str] = "sample"
@@ -559,7 +562,7 @@ class SampleResult(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRows:
-    """The drawn rows, the dataset of each, the source's number of its episode, and the step in it, all int64 `[n]`."""
+    """The drawn rows, and for each its dataset, the source's number of its episode, and its step there; int64 `[n]`."""
 
     rows: Array
     sources: Array
@@ -568,7 +571,7 @@ class DrawnRows:
 
     @classmethod
     def of(cls, rows: Array, sources: Array, tables: Sequence[EpisodeTable]) -> DrawnRows:
-        """Find the episodes of rows in the tables of the datasets."""
+        """Look up the episodes of rows in the tables of their datasets."""
         episodes, steps = np.empty_like(rows), np.empty_like(rows)
         for number, table in enumerate(tables):
             here = sources == number
@@ -580,7 +583,11 @@ class DrawnRows:
 def sampled_slices(
     batch: TensorDictBase, drawn: DrawnRows, options: SampleOptions, batch_size: int
 ) -> tuple[SampledSlice, ...]:
-    """Split the rows of a batch into its slices."""
+    """Split the rows of a batch into slices; () for a sampler that draws single steps.
+
+    Slices of one length are cut every `steps` rows, and with padding their real lengths are counted in the mask. Slices
+    of different lengths (`--no-strict`) end where `truncated` is True.
+    """
     if not options.in_slices:
         return ()
     steps, places = options.steps_of_a_slice(batch_size), np.arange(len(drawn.rows))
@@ -608,15 +615,15 @@ def _slice(run: Array, padding: int, drawn: DrawnRows) -> SampledSlice:
 
 def sampled_fields(batch: TensorDictBase, fields: tuple[Field, ...]) -> Iterator[SampledField]:
     """Describe the leaves of a batch: first the dataset's, in order, then what the sampler added."""
-    from tensordict import is_tensor_collection  # lazy: imports torch, which takes seconds
+    from tensordict import is_tensor_collection  # imported here because torch takes seconds
 
-    references = reference_keys(fields)  # ids of videos: a mean of them says nothing
+    references = reference_keys(fields)  # ids of videos, whose mean is meaningless
     for field in fields:
         described = field.role != "text" and field.key not in references
         if (values := batch.get(field.key, None)) is None:
-            continue  # next observations, next to windows
+            continue  # windows replace next observations
         if field.name == _INDEX and is_tensor_collection(values):
-            continue  # the dataset has a field of that name, for which an ensemble has its own: places in its members
+            continue  # an ensemble replaces a field `index` of the dataset by the rows in its members
         yield _sampled(field.name, field.dtype, values, described=described)
     known = {_INDEX, _SOURCE_ID, *(field.name for field in fields)}
     keys: Iterable[str | Key] = batch.keys(include_nested=True, leaves_only=True)
@@ -646,7 +653,7 @@ def _sampled(name: str, dtype: str, values: torch.Tensor, *, described: bool = T
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """A batch of `size` steps of a seed, and for how many seconds to measure; None measures nothing."""
+    """A valid request for a batch of `size` steps by a seed; `limit` is the number of seconds to measure, or None."""
 
     options: SampleOptions
     size: int
@@ -655,16 +662,16 @@ class SampleRequest:
 
     @classmethod
     def of(cls, options: SampleOptions) -> Self:
-        """Check what remains to be checked of the arguments; UsageError for those that make no sense."""
+        """Check the size, the time and the seed; UsageError if they are invalid."""
         size, limit = options.batch_size(), options.seconds_to_measure()
         seed = secrets.randbits(63) if options.seed is None else options.seed
         if not 0 <= seed < 1 << 64:
-            raise UsageError(f"the seed is {seed}, expected a number of 64 bits without sign")
+            raise UsageError(f"the seed is {seed}, expected a whole number from 0 to 2^64 - 1")
         return cls(options, size, seed, limit)
 
     def batch(self, buffer: ReplayBuffer) -> TensorDictBase:
         """Return the first batch of the seed."""
-        import torch  # lazy: takes seconds, and an invalid request fails before
+        import torch  # imported here because it takes seconds, and an invalid request should fail before
 
         buffer.set_rng(torch.Generator().manual_seed(self.seed))
         first: TensorDictBase = buffer.sample()
@@ -673,7 +680,7 @@ class SampleRequest:
     def result(
         self, path: Path | str, buffer: ReplayBuffer, batch: TensorDictBase, fields: Sequence[Field], drawn: DrawnRows
     ) -> SampleResult:
-        """Describe a batch of these fields, and measure how fast others come."""
+        """Describe a batch of these fields, and measure the sampling speed if that is requested."""
         sampled = tuple(sampled_fields(batch, tuple(fields)))
         step_bytes = sum(field.bytes for field in sampled) / len(drawn.rows)
         return SampleResult(

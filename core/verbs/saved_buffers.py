@@ -1,4 +1,4 @@
-"""The parts of the checkpoint of a buffer or an ensemble, and the rules by which `check` compares them."""
+"""The parts of a saved buffer or ensemble, and the rules of `check` about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..ted.rules import RULE_BY_ID, RULES, Finding
 
 
 class SavedFolders(NamedTuple):
-    """The folders of a saved buffer, or of a member of a saved ensemble, whose `name` is such as `0` or `1.0`."""
+    """The folders of a saved buffer, or of a member of a saved ensemble, with a `name` like `0` or `1.0`."""
 
     name: str
     storage: Path
@@ -35,7 +35,7 @@ class SavedFolders(NamedTuple):
 
     @property
     def members(self) -> tuple[SavedFolders, ...]:
-        """The members of an ensemble, none for a buffer; CorruptDataError if the list of them is damaged."""
+        """The members of an ensemble, () for a buffer; CorruptDataError if their list is damaged."""
         file = self.storage / ENSEMBLE_FILE
         if not file.is_file():
             return ()
@@ -60,14 +60,13 @@ class SavedFolders(NamedTuple):
 
 
 def saved_folders(path: Path) -> SavedFolders:
-    """Return the parts of the buffer or the ensemble that is saved in a folder."""
+    """Return the folders of the buffer or the ensemble that is saved at `path`."""
     return SavedFolders("", path / STORAGE_FOLDER, path / "sampler", path / "writer")
 
 
 BUFFER_RULES = tuple(entry for entry in RULES if entry.about == "saved buffers")
 NO_DIGESTS = (
-    "these files have no digests, since TorchRL, tensordict and exports write none: whether their bytes are as they "
-    "were saved cannot be verified"
+    "these files have no digests, since TorchRL, tensordict and exports write none: changed bytes cannot be detected"
 )
 _LISTS = ("items.json", "metadata.json")
 Entries = TypeVar("Entries")
@@ -75,7 +74,11 @@ Entries = TypeVar("Entries")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Length, capacity in rows, lanes, capacity in elements and write cursor of a storage; None if not recorded."""
+    """The size of a storage; entries that its files do not record are None.
+
+    `length` is its number of elements, `rows` its capacity in rows, `lanes` the elements of a row, `most` its capacity
+    in elements, and `cursor` the count of rows written, modulo the capacity the next row to write.
+    """
 
     length: int
     rows: int | None = None
@@ -85,12 +88,12 @@ class Extent:
 
     @property
     def filled(self) -> int:
-        """The most rows that can be filled."""
+        """The number of filled rows."""
         return self.length if self.lanes is None else self.length // self.lanes
 
 
 def buffer_findings(path: Path) -> tuple[list[Finding], bool]:
-    """Return the inconsistencies in the folder of a saved buffer, and whether digests were recorded of it."""
+    """Return findings about the parts of a saved buffer, and whether it has digests."""
     findings: list[Finding] = []
     noted = True
     try:
@@ -131,7 +134,7 @@ def _verified(path: Path) -> bool:
 
 
 def _verify_tensors(storage: Path) -> None:
-    """Compare the leaves of a storage of tensors with their digests."""
+    """Compare the leaves of a storage of tensors with their digests, if it is of rbtool's format."""
     theirs = (storage / STORAGE_METADATA).is_file() and foreign_form().find(storage) is None
     if theirs or (storage / SEGMENTS_FILE).is_file():
         from ..checkpointers.tensor import verify_tensors  # lazy: imports torch
@@ -171,7 +174,7 @@ def extent_of(storage: Path) -> Extent:
             found = load_json(storage / name)
             items = found.get("items") if isinstance(found, dict) else found
             return Extent(len(decode(tuple[Any, ...], items, str(storage / name), CorruptDataError)))
-    raise CorruptDataError(f"{storage} holds no storage: the files that describe one are missing")
+    raise CorruptDataError(f"{storage} is not a saved storage: the files that describe one are missing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ class _LeafEntry:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentsEntry:
-    """What is looked at of `SEGMENTS_FILE`."""
+    """The entries of `SEGMENTS_FILE` that are checked."""
 
     length: Count
     capacity: Count
@@ -196,7 +199,7 @@ class _SegmentsEntry:
 
 @dataclass(frozen=True, slots=True)
 class _TensorsEntry:
-    """What is looked at of `STORAGE_METADATA`, which TorchRL writes, too."""
+    """The entries of `STORAGE_METADATA`, which rbtool and TorchRL write, that are checked."""
 
     len: Count
     is_pytree: bool = False
@@ -204,7 +207,7 @@ class _TensorsEntry:
 
 
 def _read(kind: type[Entries], path: Path) -> Entries:
-    """Read a document; CorruptDataError for anything else than a `kind`."""
+    """Read a JSON document as a `kind`; CorruptDataError if it is not one."""
     return decode(kind, load_json(path), str(path), CorruptDataError)
 
 
@@ -299,7 +302,7 @@ def _number(folder: Path, leaves: Any, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _PrioritiesEntry:
-    """The parts of the state of a prioritized sampler that are checked, by TorchRL's names."""
+    """The entries of a prioritized sampler's state that are checked, under TorchRL's names."""
 
     _max_capacity: float
     _max_priority: tuple[float | None, float | None] | None = None

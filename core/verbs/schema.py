@@ -1,4 +1,4 @@
-"""`schema`: the JSON Schema of a document that `--json` prints, for programs that read it."""
+"""`schema`: the JSON Schemas of the documents that `--json` prints, for programs that read them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def schema(kind: str) -> SchemaResult:
 
 
 def _kinds(parent: type[Any]) -> Iterator[type[Any]]:
-    """Yield the classes of results; `slots` leaves a twin of each, which is in no module."""
+    """Yield the classes of results; `dataclass(slots=True)` leaves a duplicate of each, which is in no module."""
     for child in parent.__subclasses__():
         yield from _kinds(child)
         if getattr(sys.modules[child.__module__], child.__name__, None) is child:

@@ -1,27 +1,27 @@
 """`score`: how good each episode is as a demonstration, compared with the other episodes of its dataset.
 
-Nothing is learned and nothing is set for a dataset: a figure is taken of each episode, and is compared with the median
-of all figures in units of their spread, the median absolute deviation (MAD). So the same formulas fit a pendulum in
+There is nothing to train or to configure: a figure is computed for each episode and compared with the median of all
+episodes, in units of their spread, the median absolute deviation (MAD). The same formulas therefore fit a pendulum in
 radians and an arm in degrees, as long as most episodes are good.
 
 Every score is a number from 0 to 1, and more is better:
 
-- `smooth`: states and actions change without jerks. The figure is the mobility of the velocity, the root of the ratio
-  of the powers of acceleration and velocity (Hjorth, 1970): it depends neither on the units nor on the length.
-- `moving`: the motion does not stall. The figures are the shares of steps in which nothing moves, or in which the pace
-  is below a twentieth of the usual one, of all steps and of those between the first and the last with motion (idle
-  time; Hoffman, 2019).
-- `agreement`: where other episodes of the same task are in the same state, they act alike, and the same follows. The
-  figures are the distances of actions, and of changes of the state, from the median of those at the nearest states of
-  the seven nearest episodes, after a linear fit (action consistency; Belkhale, Cui and Sadigh, 2023).
-- `typical`: length, path, first and last state, and means and deviations of states and actions are like in the other
-  episodes of the same task. The figure is the root of the 4-norm of their robust z-scores.
-- `novelty`: no other episode visits the same states: d / (d + m), where d is the median distance of its states to the
-  nearest state of another episode, and m the median of d (novelty; Lehman and Stanley, 2011). A copy has 0.
-- `coverage`: how much of the dataset an episode stands for: the share of the states of all others within the usual
-  distance of one of its states (coverage; Naeem et al., 2020).
-- `quality`: the product of the first four. Novelty and coverage are no part of it: an episode that is unlike all others
-  may be the best one.
+- `smooth`: states and actions change without jerks. The figure is the mobility of the velocity, which is the root of
+  the ratio of the powers of acceleration and velocity (Hjorth, 1970) and depends neither on units nor on the length.
+- `moving`: the motion does not stall. The figures are the share of steps in which nothing moves, and the share in which
+  the pace is below a twentieth of the usual one, both among all steps and among those between the first and the last
+  motion (idle time; Hoffman, 2019).
+- `agreement`: in the same state, other episodes of the same task take the same action, with the same effect. The
+  figures are the distances of actions, and of changes of the state, from their median at the nearest states of the
+  seven nearest episodes, after a linear fit (action consistency; Belkhale, Cui and Sadigh, 2023).
+- `typical`: length, path, first and last state, and means and deviations of states and actions resemble those of the
+  other episodes of the same task. The figure is the root of the 4-norm of their robust z-scores.
+- `novelty`: no other episode visits the same states. The score is d / (d + m), where d is the median distance of its
+  states to the nearest state of another episode, and m the median of d (Lehman and Stanley, 2011). A copy has 0.
+- `coverage`: how much of the dataset an episode represents. The score is the share of the states of all other episodes
+  that are within the usual distance of one of its states (Naeem et al., 2020).
+- `quality`: the product of the first four. It leaves out novelty and coverage, because an episode that is unlike all
+  others may be the best one.
 
 Figures become scores by a logistic function of their modified z-score, 0.6745 (x - median) / MAD, which is 0.5 at 3.5,
 where Iglewicz and Hoaglin (1993) call a value an outlier: a typical episode has 0.97.
@@ -66,14 +66,14 @@ from .options import ScoreOptions
 
 NAMES = ("quality", "smooth", "moving", "agreement", "typical", "coverage", "novelty")
 _LEAST = 3
-"""Episodes from which on one can be compared with the others."""
+"""The least number of episodes that can be compared with each other."""
 _FEW_EPISODES = 10
 _OUTLIER = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeScores:
-    """The scores of an episode, from 0 to 1; None where the dataset lacks what a score needs."""
+    """The scores of an episode, from 0 to 1; None for a score whose fields the dataset lacks."""
 
     episode: int
     length: int
@@ -88,7 +88,7 @@ class EpisodeScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult(Result):
-    """The scores of all episodes, in storage order, and the copy of the dataset at `path` that has them, if any.
+    """The scores of all episodes, in storage order; `path` is the copy of the dataset with the scores, if any.
 
     `looked_at` names the fields that were compared.
     """
@@ -109,19 +109,20 @@ class ScoreResult(Result):
 
 @takes(ScoreOptions)
 def score(asked: ScoreOptions) -> ScoreResult:
-    """Score each episode of a dataset from 0 to 1: smoothness, stalls, agreement, distance to the family, and others.
+    """Score each episode of a dataset from 0 to 1, for example for smoothness, stalls, agreement and novelty.
 
-    Episodes are compared with each other, and where it matters only with others of the same task. Most of them have to
-    be good: what all do alike is not noticed. All steps are read, in bounded memory; states are compared at some steps
-    of each episode. Kept videos are not looked at.
+    Episodes are compared with each other, for some scores only with others of the same task. Most of them must be good:
+    a flaw that all share is not noticed. All steps are read, in bounded memory; states are compared at some steps of
+    each episode. Kept videos are ignored.
 
-    With `dest`, a copy of the dataset has the scores as columns of its episode table, `score.quality` and so on. Its
-    rows and its content digest stay the same. Conditions of `preprocess` can name them, `split` divides by them,
-    `mix` and `load_dataset(..., weights="score.quality")` draw by them, and they are kept by what takes episodes whole.
+    With `dest`, a copy of the dataset is written that has the scores as columns of its episode table, `score.quality`
+    and so on. Its rows and its content digest stay the same. Conditions of `preprocess` can name the scores, `split`
+    can divide by them, and `mix` and `load_dataset(..., weights="score.quality")` can draw by them. Verbs that copy
+    whole episodes keep them.
 
     Args:
         dataset: a path or `source:id`.
-        dest: where a copy of the dataset with the scores is written.
+        dest: the folder to write a copy of the dataset with the scores to; default: none is written.
         root: where stored datasets are.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
@@ -131,8 +132,8 @@ def score(asked: ScoreOptions) -> ScoreResult:
         The scores of each episode.
 
     Raises:
-        UsageError: there are too few episodes to compare, neither states nor actions are numbers, or with `dest` the
-            steps are not in the folder of a dataset.
+        UsageError: there are too few episodes to compare, there are no states, images or actions in numbers, or `dest`
+            is given and the input is not the folder of a dataset.
         DatasetNotFoundError, CorruptDataError: the dataset does not exist, or is damaged.
         OutOfSpaceError: the disk has no room for the copy.
 
@@ -152,8 +153,8 @@ def score(asked: ScoreOptions) -> ScoreResult:
             require_apart(path, destination)
             if not isinstance(reader, FolderReader) or reader.manifest.kind != "dataset" or not reader.has_digests:
                 raise UsageError(
-                    f"{path} is not the folder of a dataset, of which a copy could have scores",
-                    hint=f"make one of it: rbtool convert {shlex.quote(str(path))} DATASET",
+                    f"{path} is not the folder of a dataset, which a copy with scores needs",
+                    hint=f"convert it first: rbtool convert {shlex.quote(str(path))} DATASET",
                 )
         found = _Scoring(reader, asked.reporter)
         changes: dict[str, Any] = {"dry_run": asked.dry_run}
@@ -189,7 +190,7 @@ def _listed(values: Array) -> list[float | None]:
 
 @dataclass(frozen=True)
 class _Copy:
-    """A copy of a dataset, file by file, in which the episode table has scores."""
+    """A copy of a dataset, file by file, with scores added to its episode table."""
 
     reader: FolderReader
     dataset: str
@@ -205,7 +206,7 @@ class _Copy:
         return provenance_step("score", {"dataset": self.dataset}, inputs)
 
     def publication(self, destination: Path, *, force: bool, dry_run: bool) -> Publication[Manifest]:
-        """Return how the copy comes to its destination; a copy of the same content that is there stays."""
+        """Return the publication of the copy; an existing copy of the same content with scores is kept."""
 
         def there() -> Manifest | None:
             found, step = finished_manifest(destination), self._step
@@ -219,7 +220,7 @@ class _Copy:
         )  # fmt: skip
 
     def build(self, staging: Staging, scores: Mapping[str, Array]) -> Outcome[Manifest]:
-        """Copy all files, compared with their digests, and add the scores."""
+        """Copy all files, verify their digests, and add the scores."""
         self.reporter.start("copying", sum(file.size for file in self._kept), "bytes")
         for file in self._kept:
             self._copy(file, staging.path)
@@ -255,29 +256,29 @@ class _Copy:
 
 _PIECE = 4 << 20
 _BLOCK, _LONGEST = 1 << 21, 1 << 24
-"""Numbers of states and actions that are read at once, of whole episodes; and of a longer episode at most."""
+"""The numbers (of states and actions) that are read at once for whole episodes, and the most for a longer episode."""
 _MOST_WIDE = 512
-"""Numbers that a row of a field may have to be compared as numbers; what has more is a picture."""
+"""The most numbers per row of a field that is compared as a vector."""
 _MOST_VALUES = 64
-"""Values that a discrete action may have to be compared by their equality."""
+"""The most values of a discrete action that is compared by equality."""
 _FAMILY = 64
-"""Episodes from which the scales of components are taken, evenly spread."""
+"""The number of episodes, evenly spread, from which the scales of components are estimated."""
 _FEW = 16
-"""Episodes from which the usual distance to the nearest states of others is taken."""
+"""The number of episodes from which the usual distance to the nearest states of others is estimated."""
 _STATES, _SAMPLES = 1 << 14, (4, 128)
-"""About how many states are compared with each other, and how many of an episode at least and at most."""
+"""About how many states are compared with each other, and the least and most per episode."""
 _PICTURE_SAMPLES, _CELLS = 24, 8
 _WIDEST = 64
 _NEIGHBOURS = 7
 _SLOW = 0.05
 _RESOLUTION = 0.01
-"""Differences below this share of a standard deviation do not count."""
+"""Added to figures before their logarithm is taken, so that tiny differences do not count."""
 _RIDGE = 1e-3
 _MOST_TASKS = 1000
 
 
 class _Scoring:
-    """Takes figures of all episodes of a dataset and makes scores of them."""
+    """Computes figures of all episodes of a dataset, and turns them into scores."""
 
     def __init__(self, reader: StepReader, reporter: Progress) -> None:
         self._reader = reader
@@ -297,30 +298,32 @@ class _Scoring:
         self._actions = [one for one in fields if one.key[0] == ACTION[0] and 0 < _width(one) <= _MOST_WIDE]
         self.looked_at = [one.name for one in (*self._states, *self._pictures, *self._actions)]
         if not self.looked_at:
-            raise UsageError(f"{reader.path} has neither states nor actions in numbers, nor pictures, to compare")
+            raise UsageError(f"{reader.path} has no states or actions in numbers and no images to compare")
         if count < _FEW_EPISODES:
-            self.notes.append(f"there are only {count} episodes: what is usual is not known well")
+            self.notes.append(f"there are only {count} episodes, from which medians are unreliable")
         if reference_keys(reader.fields):
-            self.notes.append("pictures that are kept as video are not looked at")
+            self.notes.append("images in kept videos are not compared")
         self._values = {one.key: self._values_of(one) for one in self._actions if not is_floating(one.dtype)}
         width = max(1, self._state_rows(0, 0).shape[1] + self._action_rows(0, 0).shape[1])
         self._block_rows = max(1, _BLOCK // width)
         self._lengths = np.minimum(self._table.length, _LONGEST // width)
         if longer := int((self._lengths < self._table.length).sum()):
-            self.notes.append(f"of {counted(longer, 'episode')} the first {_LONGEST // width:,} steps are looked at")
+            self.notes.append(
+                f"only the first {_LONGEST // width:,} steps of {counted(longer, 'episode')} are compared"
+            )
         self._not_finite = np.zeros(count, bool)
         self._figures: dict[str, list[Array]] = defaultdict(list)
         self._parts_of_family: list[int] = []
         self._settle_scales()
 
     def _values_of(self, field: Field) -> Array:
-        """Return the values of a discrete action, by which it is compared; none where there are too many."""
+        """Return the values of a discrete action, for one-hot encoding; none if there are too many."""
         low, high = self._reader.manifest.ranges.get(field.key) or (0, 1 if field.dtype == "bool" else _MOST_VALUES)
         count = int(high) - int(low) + 1
         return np.arange(int(low), int(high) + 1) if _width(field) * count <= _MOST_VALUES else np.zeros(0, np.int64)
 
     def _settle_scales(self) -> None:
-        """Take the range of states and the deviation of all components from some episodes."""
+        """Estimate the ranges of states and the deviations of all components from some episodes."""
         table = self._table
         some = np.unique(np.linspace(0, len(table) - 1, _FAMILY).astype(np.int64))
         most = max(2, self._block_rows // len(some))
@@ -363,7 +366,7 @@ class _Scoring:
     # The pass over rows ------------------------------------------------------------------------------
 
     def scores(self) -> dict[str, Array]:
-        """Return the scores by name, float64 `[episodes]`, NaN where one cannot be told."""
+        """Return the scores by name, float64 `[episodes]`; NaN if a score cannot be computed."""
         self._reporter.start("scoring", self._reader.manifest.steps, "steps")
         samples = self._samples_of_an_episode()
         kept: list[list[Array]] = [[], [], []]
@@ -391,19 +394,19 @@ class _Scoring:
         quality[np.isnan([found[name] for name in worst]).all(0)] = np.nan
         if self._not_finite.any():
             number = int(self._not_finite.sum())
-            self.notes.append(f"{number:,} of {len(quality):,} episodes have values that are not finite: quality 0")
+            self.notes.append(f"{number:,} of {len(quality):,} episodes have NaN or infinite values: quality 0")
             quality[self._not_finite] = 0.0
         every = {"quality": quality, **found, "coverage": near.coverage(), "novelty": near.novelty()}
         return {name: np.asarray(every[name], np.float64) for name in NAMES}
 
     def _samples_of_an_episode(self) -> int:
-        """Return at how many steps the states of an episode are compared."""
+        """Return the number of steps per episode at which states are compared."""
         least, most = _SAMPLES
         fitting = int(np.clip(_STATES // len(self._table), least, most))
         return min(fitting, int(self._table.length.max()), _PICTURE_SAMPLES if self._pictures else fitting)
 
     def _blocks(self) -> Iterator[slice]:
-        """Yield rows of the table whose steps fit into a block, at least one."""
+        """Yield slices of the episode table whose steps fit into a block, each with at least one episode."""
         table = self._table
         first = 0
         while first < len(table):
@@ -413,7 +416,11 @@ class _Scoring:
             first = last
 
     def _look(self, rows: slice, samples: int) -> tuple[Array, Array, Array]:
-        """Take the figures of some episodes; return states, actions and changes of states at some of their steps."""
+        """Compute the figures of some episodes; return states, actions and changes of states at some of their steps.
+
+        `begins` are the rows of the block at which its episodes start: `np.add.reduceat(values, begins)` sums over
+        each episode.
+        """
         lengths = self._lengths[rows]
         start, stop = int(self._table.start[rows][0]), int(self._table.start[rows][-1] + lengths[-1])
         begins = self._table.start[rows] - start
@@ -427,7 +434,7 @@ class _Scoring:
         self._measure_motion(states, change, actions, begins, lengths)
         states = _narrowed(states / self._deviation)
         self._measure_family(states, change, actions, begins, lengths)
-        # Of the last step, the change is not in these rows: a step before it is taken.
+        # The change that follows the last step is not in these rows, so that an earlier step is taken.
         places = begins[:, None] + (np.linspace(0, 1, samples) * np.maximum(lengths - 2, 0)[:, None]).astype(np.int64)
         following = np.minimum(places + 1, (begins + lengths - 1)[:, None])
         seen = np.concatenate([states[places], *self._seen(places + start)], axis=2)
@@ -435,6 +442,11 @@ class _Scoring:
         return seen, actions[places] / self._action_deviation, change[following] / self._change
 
     def _measure_motion(self, states: Array, change: Array, actions: Array, begins: Array, lengths: Array) -> None:
+        """Compute jerks, and the shares of slow and still steps of each episode.
+
+        A stall is a slow step with motion before and after it: `before` counts the moving steps of the episode up to
+        each row, and `total` all of them.
+        """
         if states.shape[1]:
             self._figures["jerks"].append(_mobility(change / self._range, begins))
             steps, pace = np.maximum(lengths - 1, 1), self._pace(change)
@@ -462,7 +474,7 @@ class _Scoring:
         return np.concatenate(found)
 
     def _measure_family(self, states: Array, change: Array, actions: Array, begins: Array, lengths: Array) -> None:
-        """Gather what an episode is like as a whole, in units of the deviations of components."""
+        """Collect a vector that describes each episode as a whole, in units of the deviations of components."""
         ends = begins + lengths - 1
         parts = [np.log(lengths)[:, None]]
         if states.shape[1]:
@@ -475,28 +487,28 @@ class _Scoring:
         self._parts_of_family = [part.shape[1] for part in parts]
 
     def _seen(self, steps: Array) -> list[Array]:
-        """Return small copies of pictures at steps `[episodes, samples]`, each field with the weight of all states."""
+        """Return small copies of images at steps `[episodes, samples]`; each field weighs as much as all states."""
         found = []
         for field in self._pictures:
             small = np.array([_shrunk(self._numbers(field, at, at + 1).reshape(field.shape)) for at in steps.flat])
             small = small.reshape(*steps.shape, -1).astype(np.float32)
             weight = np.sqrt(max(1, len(self._deviation)) / small.shape[2])
-            found.append(small * weight / 64)  # a standard deviation of pictures, about, on their scale of 0 to 255
+            found.append(small * weight / 64)  # 64 is about the standard deviation of pixels from 0 to 255
         return found
 
     # Comparison of episodes ----------------------------------------------------------------------------
 
     def _tasks(self) -> Array:
-        """Number the task of each episode, 0 for all where none is known."""
+        """Return the number of the task of each episode; 0 for all if no task is known or there are too many."""
         texts = self._reader.episode_text or [{}] * len(self._table)
         names: dict[str | None, int] = {}
         found = np.array([names.setdefault(text.get(TASK), len(names)) for text in texts], np.int64)
         return found if len(names) <= _MOST_TASKS else np.zeros_like(found)
 
     def _distance_to_family(self, figures: Array, tasks: Array) -> Array:
-        """Return how far an episode is from the median of all, or of its task, if that has enough episodes.
+        """Return the distance of each episode from the median of its task, or of all if the task has few episodes.
 
-        The length counts as much as the path, the first state, and so on, however many components a state has.
+        Each part (length, path, first state, …) has the same weight, however many components it has.
         """
         found = np.zeros(len(figures))
         counts = np.bincount(tasks)
@@ -513,10 +525,11 @@ class _Scoring:
 
 
 class _Neighbours:
-    """The states of all episodes, and for each of them the nearest ones of the nearest other episodes.
+    """For each sampled state of each episode, the nearest states of the nearest other episodes.
 
-    `states` are `[episodes, samples, components]`. The squared distances to all states of up to `_STATES` samples are
-    taken episode by episode; `tasks` are the numbers of tasks.
+    `states` are `[episodes, samples, components]`, `tasks` the numbers of the tasks. If there are many episodes, each
+    is compared with a subset of them, `_others`, which has about `_STATES` states. Distances are computed episode by
+    episode, so that memory is bounded.
     """
 
     def __init__(self, states: Array, tasks: Array, reporter: Progress) -> None:
@@ -573,11 +586,11 @@ class _Neighbours:
         reporter.done()
 
     def disagreement(self, values: Array, *also: Array) -> Array:
-        """Return how far values `[episodes, samples, components]` are from their medians at the nearest states.
+        """Return the distances of values `[episodes, samples, components]` from their medians at the nearest states.
 
-        A linear fit to the states, and to what else is given, is taken off first: where states are far from each other,
-        values may differ. The mean over steps is of the square roots, so that a few steps at which any policy changes
-        its mind, such as a switch of sides, do not hide the others.
+        A linear fit to the states, and to `also`, is subtracted first, because values may differ between states that
+        are not close. The mean over steps is that of square roots, so that a few steps with large differences, at which
+        any policy may change its direction, do not dominate.
         """
         found = np.full(len(values), np.nan)
         values = _without_trend(np.concatenate([self._states, *also], axis=2), values)
@@ -588,13 +601,13 @@ class _Neighbours:
         return found
 
     def novelty(self) -> Array:
-        """Return d / (d + m): 0 for a copy, 0.5 for what is usual, 1 for what is far from all others."""
+        """Return d / (d + m): 0 for a copy, 0.5 for a usual episode, close to 1 for one that is far from all others."""
         own = np.median(self._nearest, axis=1)
         usual = np.nanmedian(own) if self._known else np.nan
         return own / np.maximum(own + usual, 1e-12)
 
     def coverage(self) -> Array:
-        """Return the share of the others' states that are near one of an episode."""
+        """Return for each episode the share of the other episodes' states that are near one of its states."""
         return self._coverage
 
 
@@ -607,7 +620,7 @@ def _is_picture(field: Field) -> bool:
 
 
 def _shrunk(picture: Array) -> Array:
-    """Return the means of a grid of cells of a picture, whose channels come last or first."""
+    """Return the means of an image, with channels last or first, over the cells of a grid."""
     if picture.ndim == 3 and picture.shape[0] < min(picture.shape[1:]):
         picture = np.moveaxis(picture, 0, -1)
     for axis in (0, 1):
@@ -623,7 +636,7 @@ def _finite(rows: Array) -> Array:
 
 
 def _narrowed(values: Array) -> Array:
-    """Project values `[..., components]` at random to `_WIDEST` components, if they have more: distances stay alike."""
+    """Reduce values `[..., components]` to `_WIDEST` components by a random projection, which preserves distances."""
     width = values.shape[-1]
     if width <= _WIDEST:
         return values
@@ -632,7 +645,7 @@ def _narrowed(values: Array) -> Array:
 
 
 def _without_trend(inputs: Array, values: Array) -> Array:
-    """Return what a ridge regression on the inputs, both `[..., components]`, leaves of values."""
+    """Return the residuals of a ridge regression of values on inputs, both `[..., components]`."""
     rows = inputs.reshape(-1, inputs.shape[-1])
     rows = np.concatenate([rows, np.ones((len(rows), 1), rows.dtype)], axis=1)
     wanted = values.reshape(-1, values.shape[-1])
@@ -642,7 +655,7 @@ def _without_trend(inputs: Array, values: Array) -> Array:
 
 
 def _above_zero(values: Array) -> Array:
-    """Replace zeros by ones: what never changes is not scaled."""
+    """Replace zeros by ones, so that components that never change are not scaled."""
     return np.where(values > 1e-12, values, 1.0).astype(np.float32)
 
 
@@ -655,11 +668,11 @@ def _steps(values: Array, begins: Array) -> Array:
 
 
 def _mobility(velocity: Array, begins: Array) -> Array:
-    """Return the root of the ratio of the powers of acceleration and velocity, 0 to 2, of each episode."""
+    """Return for each episode the root of the ratio of the powers of acceleration and velocity, from 0 to 2."""
     acceleration = np.zeros_like(velocity)
     np.subtract(velocity[1:], velocity[:-1], out=acceleration[1:])
     acceleration[begins] = 0
-    acceleration[np.minimum(begins + 1, len(velocity) - 1)] = 0  # from no velocity at all
+    acceleration[np.minimum(begins + 1, len(velocity) - 1)] = 0  # the first velocity is unknown, not 0
     powers = [np.add.reduceat(np.einsum("rc,rc->r", one, one), begins) for one in (acceleration, velocity)]
     return np.sqrt(powers[0] / np.maximum(powers[1], 1e-12))
 
@@ -676,7 +689,7 @@ def _logarithm(figures: Array) -> Array:
 
 
 def _modified_z(figures: Array, least: float = 0.1) -> Array:
-    """Return the distances from the median in units of the spread, which is `least` or more; more is worse."""
+    """Return the signed distances from the median in units of the spread, at least `least`; a higher one is worse."""
     if np.isnan(figures).all():
         return figures
     middle = np.nanmedian(figures)

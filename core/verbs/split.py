@@ -1,6 +1,6 @@
-"""`split`: divide the episodes of a dataset into parts for training, validation and tests.
+"""`split`: divide the episodes of a dataset into parts for training, validation and testing.
 
-Episodes that belong together form groups, which are never divided; `assign` gives each group to a part.
+Episodes that belong together form groups, which are never divided; `assign` assigns each group to a part.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FEW = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPart:
-    """One part: a dataset at `path`. `mean_return` is None where episodes have no returns."""
+    """One part, a dataset at `path`. `mean_return` is None if episodes have no returns."""
 
     name: str
     path: Path
@@ -68,8 +68,8 @@ class SplitPart:
 class SplitResult(Result):
     """The parts of the dataset at `source`, in the folder `path`, or those that would be written (`dry_run`).
 
-    `groups` counts what was kept together: episodes, or values of the key `by`. `duplicates` counts the episodes that
-    are byte-identical to one in another part.
+    `groups` counts the groups that were kept together: episodes, or values of the key `by`. `duplicates` counts the
+    episodes that are byte-identical to one in another part.
     """
 
     kind: ClassVar[str] = "split"
@@ -95,20 +95,21 @@ def split(asked: SplitOptions) -> SplitResult:
     """Split a dataset into the datasets `dest/train`, `dest/val` and `dest/test`.
 
     Each part keeps the order and the numbers of its episodes. All parts appear at once, with `split.json`, which lists
-    them. `merge` of all parts gives the dataset back, with its content digest if layout and compression are the same.
+    them. `merge` of all parts restores the dataset, with its content digest if layout and compression are the same.
 
     Args:
         dataset: a path or `source:id`.
-        dest: the folder of the parts; default: NAME-split in the current folder, after the name of the dataset.
-        train, val, test: fractions of the episodes, which add up to 1; a part without one is not written.
-        seed: draws the groups of episodes at random; default: 0.
-        by: what is never divided: `episode`, `content` (episodes with the same rows stay together), or a key of which
-            each episode has one value: a field, a key of the episodes' text, a score, or `seed`.
+        dest: the folder of the parts; default: `NAME-split` in the current folder, for a dataset NAME.
+        train, val, test: fractions of the episodes, which add up to 1; a part without a fraction is not written.
+        seed: seed of the random division; default: 0.
+        by: which episodes stay in one part: `episode` divides freely, `content` keeps episodes with the same rows
+            together, and a key keeps those with the same value together. A key is a field, a key of the episodes' text,
+            a score, or `seed`, with one value per episode.
         stratify: `return` gives all parts similar returns, the name of a score like `score.quality` similar scores.
-        in_order: take the episodes one part after the other instead of at random.
-        allow_duplicates: allow byte-identical episodes in two parts. They are refused otherwise: a model would be
-            tested on what it was trained on.
-        layout, compress: as in `convert`. Default: as the dataset has them if it is packed, else `ted`.
+        in_order: divide in order, one part after the other, instead of at random.
+        allow_duplicates: allow byte-identical episodes in two parts. By default they are refused, because a model would
+            be tested on data that it was trained on.
+        layout, compress: as in `convert`. Default: those of the dataset if it is packed, else `ted`.
         root: where stored datasets are.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
@@ -140,7 +141,7 @@ def _require_order(asked: SplitOptions) -> int | None:
         raise UsageError(f"--stratify is {stratify!r}, expected return or a score like score.quality")
     if asked.in_order and (stratify is not None or seed is not None):
         other = "--seed" if stratify is None else "--stratify"
-        raise UsageError(f"--in-order takes the episodes as they are, and {other} draws them", hint="leave one out")
+        raise UsageError(f"--in-order and {other} are both set, expected one", hint="leave one out")
     if seed is not None and not 0 <= seed < 1 << 64:
         raise UsageError(f"--seed is {seed}, expected a whole number from 0 to 2^64 - 1")
     return None if asked.in_order else seed or 0
@@ -152,7 +153,7 @@ def _default_folder(path: Path) -> Path:
 
 
 class _Division(NamedTuple):
-    """Which part each episode goes to, the rows of the episode table that each part gets, and what is counted."""
+    """The part of each episode, the rows of the episode table that each part gets, and the counts for the result."""
 
     part_of: Array
     rows: list[Array]
@@ -161,7 +162,7 @@ class _Division(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """The manifests of the parts, and what is counted."""
+    """The manifests of the parts, and the counts for the result."""
 
     made: list[Manifest]
     counted: Mapping[str, Any]
@@ -185,7 +186,7 @@ class _Splitting:
 
     @property
     def _arguments(self) -> dict[str, Any]:
-        """What the provenance of each part records."""
+        """The arguments that the provenance of each part records."""
         asked = self.asked
         return {
             "dataset": os.fspath(asked.dataset), "parts": self.shares, "seed": self.seed, "by": asked.by,
@@ -243,7 +244,7 @@ class _Splitting:
         return Outcome(_Parts(planned, counted), {"bytes": self._size})
 
     def _require_apart(self, identical: Array, part_of: Array) -> int:
-        """Return how many episodes have an equal one in another part; UsageError unless that is allowed."""
+        """Return the number of episodes with an identical one in another part; UsageError unless that is allowed."""
         parts: dict[int, set[int]] = defaultdict(set)
         for content, part in zip(identical.tolist(), part_of.tolist(), strict=True):
             parts[content].add(part)
@@ -311,14 +312,17 @@ class _Splitting:
         )
 
     def _step(self, part: str, chosen: Array) -> Provenance:
-        """What made a part; where the numbers of its episodes do not give their order, also their positions."""
+        """Return the provenance step of a part, with the positions of its episodes unless their numbers ascend.
+
+        `merge` restores the order of the dataset from the positions or, without them, from the episode numbers.
+        """
         arguments = {**self._arguments, "part": part}
         if (np.diff(self.reader.episodes.episode) <= 0).any():
             arguments["positions"] = runs_text(chosen)
         return provenance_step(SPLIT, arguments, self.reader.manifest.inputs)
 
     def _document(self, made: list[Manifest], counted: Mapping[str, Any]) -> dict[str, Any]:
-        """The document `split.json`: what was asked for, and the parts."""
+        """Return the document `split.json`: the arguments, the counts, and the parts."""
         parts = [
             {"name": name, "steps": one.steps, "episodes": one.episodes, "content_digest": one.content_digest}
             for name, one in zip(self._names, made, strict=True)
@@ -331,7 +335,7 @@ class _Splitting:
         return found
 
     def _already_there(self) -> _Parts | None:
-        """Return the parts at the destination, and the counts, if an equal split of the same data made them."""
+        """Return the parts and the counts at the destination if an equal split of the same data wrote them."""
         try:
             document = load_json(self.destination / PARTS_FILE)
             same = all(document.get(key) == value for key, value in {"scores": None, **self._identity()}.items())
@@ -365,7 +369,7 @@ class _Splitting:
 
 
 def _mean_return(reader: StepReader, returns: Array) -> float | None:
-    """The mean of some returns; None for a dataset without them."""
+    """Return the mean of some returns; None for a dataset without returns."""
     if return_field_of(reader.manifest) is None:
         return None
     with np.errstate(invalid="ignore", over="ignore"):  # infinite rewards are data
@@ -392,7 +396,7 @@ _NEAR = 1e-9
 
 
 def require_shares(train: float | None, val: float | None, test: float | None) -> dict[str, float]:
-    """Validate the fractions of a split: two or more parts, each above 0, that add up to 1. UsageError otherwise."""
+    """Return the given fractions by name; UsageError unless there are two or more, all above 0, that add up to 1."""
     given = {name: share for name, share in zip(PARTS, (train, val, test), strict=True) if share is not None}
     for name, share in given.items():
         if not 0 < share < 1:
@@ -414,21 +418,21 @@ def require_shares(train: float | None, val: float | None, test: float | None) -
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Episodes that stay together: the group of each episode, int64 `[episodes]`, numbered by first appearance."""
+    """Groups of episodes that stay together: the group of each episode, int64 `[episodes]`, by first appearance."""
 
     of_episode: Array
     what: str = "episode"
 
     @property
     def sizes(self) -> Array:
-        """Episodes of each group, int64 `[groups]`."""
+        """The number of episodes in each group, int64 `[groups]`."""
         return np.bincount(self.of_episode)
 
 
 def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Groups:
     """Group the episodes: each alone (`episode`), those with the same rows (`content`), or by a key.
 
-    A key is a field, of which each episode has one value, then a key of the episodes' text, then `seed`. UsageError
+    A key is looked up among the fields, then the keys of the episodes' text, the scores, and `seed`. Raises UsageError
     for a key that does not exist, that changes within an episode, or that some episode lacks.
     """
     table = reader.episodes
@@ -463,7 +467,7 @@ def groups_by(reader: StepReader, by: str, identical: Array | None = None) -> Gr
 def _require_all(there: Sequence[bool], numbers: Array, lacking: str) -> None:
     if not all(there):
         number = int(numbers[list(there).index(False)])
-        raise UsageError(f"episode {number} has {lacking}: it belongs to no group")
+        raise UsageError(f"episode {number} has {lacking}, so it belongs to no group")
 
 
 def _numbered(values: Sequence[object]) -> Array:
@@ -472,7 +476,11 @@ def _numbered(values: Sequence[object]) -> Array:
 
 
 def _values_of_field(reader: StepReader, field: Field) -> Array:
-    """Number the value of each episode in a field; values are compared bit for bit."""
+    """Return a number for the value of each episode in a field, equal for values with equal bits.
+
+    The value of an episode is that of its first row; UsageError if another row of the episode differs. A chunk may
+    start inside an episode, whose value is then known from an earlier chunk.
+    """
     table, width = reader.episodes, field.row_bytes
     values: list[bytes] = [b""] * len(table)
     if not width:
@@ -489,20 +497,22 @@ def _values_of_field(reader: StepReader, field: Field) -> Array:
         if not same.all():
             number = int(table.episode[which[int((~same).argmax())]])
             raise UsageError(
-                f"{field.name} changes within episode {number}: a key to split by has one value in an episode"
+                f"{field.name} changes within episode {number}, expected one value per episode to split by"
             )
     return _numbered(values)
 
 
 def episode_returns_of(reader: StepReader) -> Array:
-    """The return of every episode, float64 `[episodes]`; UsageError where the dataset has none."""
+    """Return the return of every episode, float64 `[episodes]`; UsageError if the dataset has no returns."""
     if return_field_of(reader.manifest) is None:
-        raise UsageError("the dataset has no return: no field holds one reward a step", hint="leave --stratify out")
+        raise UsageError(
+            "the dataset has no returns: no field has the reward of each step", hint="leave out --stratify"
+        )
     return sum_rewards(reader, reader.episodes.start, reader.episodes.length)
 
 
 def targets(shares: Shares, episodes: int) -> list[int]:
-    """Divide so many episodes by the shares, by largest remainder; UsageError for a part that would be empty."""
+    """Return the number of episodes of each part, by largest remainder; UsageError if a part would be empty."""
     exact = [Fraction(repr(float(share))) * episodes for share in shares.values()]
     counts = [int(part) for part in exact]
     rest = sorted(range(len(exact)), key=lambda part: (counts[part] - exact[part], part))
@@ -520,10 +530,11 @@ def targets(shares: Shares, episodes: int) -> list[int]:
 def assign(groups: Groups, shares: Shares, *, seed: int, in_order: bool = False, returns: Array | None = None) -> Array:
     """Return the part of each episode, int64 `[episodes]`, as a position in `shares`.
 
-    Groups are taken in a random order (by `seed`), each by the part that is furthest behind its share, so that the
-    parts have their numbers of episodes as nearly as the groups allow. `in_order` fills one part after the other
-    instead. With `returns`, float64 `[episodes]`, groups of similar mean return are spread over all parts.
-    UsageError where there are fewer groups than parts.
+    Groups are taken in a random order (by `seed`), and each goes to the part that is furthest behind its share, so that
+    the sizes of the parts are as close to their shares as the groups allow. `in_order` fills one part after the other
+    instead. With `returns`, float64 `[episodes]`, groups are sorted by mean return, cut into strata, and shuffled only
+    within a stratum, so that all parts get similar returns. A stratum has as many groups as are needed for one group of
+    the smallest part. Raises UsageError if there are fewer groups than parts.
     """
     sizes = groups.sizes
     wanted = targets(shares, int(sizes.sum()))
@@ -549,7 +560,11 @@ def assign(groups: Groups, shares: Shares, *, seed: int, in_order: bool = False,
 
 
 def _filled(sizes: Array, wanted: Sequence[int], *, in_order: bool) -> list[int]:
-    """Choose a part for each group in turn; no part stays empty."""
+    """Choose a part for each group in turn, so that no part stays empty.
+
+    The last groups go to empty parts. Otherwise the group goes to the part with the largest deficit: the episodes that
+    it should have by now, in proportion to the episodes seen, minus those that it has.
+    """
     total, seen = sum(wanted), 0
     have = [0] * len(wanted)
     found: list[int] = []
@@ -568,11 +583,11 @@ def _filled(sizes: Array, wanted: Sequence[int], *, in_order: bool) -> list[int]
     return found
 
 
-# Digests of the content of single episodes, by which episodes of any dataset and layout are compared -----
+# Digests of single episodes, which do not depend on the layout of the dataset ------------------------------
 
 
 def content_keys(reader: StepReader) -> list[Key]:
-    """The fields that make up what an episode holds: all but its number, in the order of their names."""
+    """Return the keys of the fields that are the content of an episode: all except `episode`, sorted."""
     return sorted(field.key for field in reader.fields if field.key != EPISODE)
 
 
@@ -582,10 +597,11 @@ def episode_digests(
     wanted: Array | None = None,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> list[bytes]:
-    """Return a digest of the rows of each episode in these fields, in table order; equal bytes have equal digests.
+    """Return a digest of the rows of each episode in these fields, in table order.
 
-    Only for the episodes marked in `wanted`, bool `[episodes]`, where it is given; the others have b"". Memory is
-    bounded by a chunk; `progress` receives the steps read.
+    With `wanted`, bool `[episodes]`, only the marked episodes are read; the others have b"". Memory is bounded by a
+    chunk: the hashers of an episode that continues in the next chunk are kept in `under_way`. `progress` receives the
+    steps read.
     """
     table = reader.episodes
     chosen = np.ones(len(table), bool) if wanted is None else wanted
@@ -611,9 +627,10 @@ def episode_digests(
 
 
 def identical_episodes(reader: StepReader, progress: Callable[[int], None] = lambda steps: None) -> Array:
-    """Return the class of each episode, int64 `[episodes]`: equal where all rows but the number are byte-identical.
+    """Return the class of each episode, int64 `[episodes]`: equal for episodes whose rows are byte-identical.
 
-    Episodes whose length and sum of rewards occur once are not read further.
+    The field `episode` is ignored. Episodes whose length and sum of rewards are unique cannot be identical to another
+    one, and are not read.
     """
     table = reader.episodes
     totals = sum_rewards(reader, table.start, table.length).view(np.int64)

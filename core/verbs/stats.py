@@ -32,9 +32,9 @@ FRACTIONS = (0.01, 0.02, 0.1, 0.5, 0.9, 0.98, 0.99)
 class StatsResult(Result):
     """The statistics of each leaf; `fractions` are the positions of its `quantiles`, from 0 to 1.
 
-    Quantiles are lower ones: of n values, the one at rank `fraction * (n - 1)`, rounded down. Their relative error is
-    at most `quantile_error`, and 0 at the fractions 0 and 1. `content_digest` is None without recorded digests, as in a
-    checkpoint that TorchRL wrote. `remembered` is True if the result comes from the cache and no row was read.
+    Quantiles are lower quantiles: of n values, the one at rank `fraction * (n - 1)`, rounded down. Their relative error
+    is at most `quantile_error`, and 0 at the fractions 0 and 1. `content_digest` is None without recorded digests, as
+    in a checkpoint that TorchRL wrote. `remembered` is True if the result comes from the cache and no row was read.
     """
 
     kind: ClassVar[str] = "stats"
@@ -48,7 +48,7 @@ class StatsResult(Result):
     remembered: bool
     seconds: float
     written: Path | None = None
-    """The file with LeRobot's statistics. Of a LeRobot folder it is all there is, and `fields` is empty."""
+    """The file with LeRobot's statistics. For a LeRobot folder, it is the only result, and `fields` is empty."""
 
 
 @suggests_keywords()
@@ -61,19 +61,19 @@ def stats(
     root: PathLike | None = None,
     progress: Progress | None = None,
 ) -> StatsResult:
-    """Compute count, mean, deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
+    """Compute count, mean, standard deviation, extremes and quantiles of every leaf of a dataset or a checkpoint.
 
-    Every row is read once, in bounded memory; text, ids and complex numbers are left out, and states are described at
-    the root only. The statistics of whole datasets at the default quantiles are cached below the storage root, and are
-    computed anew once a file of the dataset has changed.
+    Every row is read once, in bounded memory. Text, ids and complex numbers are left out, and of a state only the root
+    is described, not the field under `next`. The statistics of all fields at the default quantiles are cached below the
+    storage root, and computed again when a file of the dataset has changed.
 
     Args:
         dataset: a path or `source:id`.
-        fields: names of leaves or groups, as `inspect` shows them, or without `next.` if that is unambiguous; default:
-            all.
+        fields: names of leaves or groups, as `inspect` shows them; `next.` may be left out if that is unambiguous.
+            Default: all.
         quantiles: fractions from 0 to 1.
-        write_lerobot: a new file for `stats.json` as LeRobot has it since 0.5, exact over all rows. `dataset` may
-            then be a LeRobot folder, which stays as it is.
+        write_lerobot: a new file for a `stats.json` of LeRobot 0.5 or later, exact over all rows. `dataset` may then be
+            a LeRobot folder, which is not changed.
         root: where stored datasets are.
         progress: shows how far it is; default: nothing is shown.
 
@@ -82,8 +82,8 @@ def stats(
 
     Raises:
         CorruptDataError: rows do not match the manifest.
-        UsageError: a field is unknown or has no statistics, a quantile is outside of [0, 1], or the dataset has no
-            steps or is one of another library; or `write_lerobot` is there already or inside of it.
+        UsageError: a field is unknown or has no statistics, a quantile is outside of [0, 1], the dataset has no steps
+            or is one of another library, or `write_lerobot` exists already or is inside the dataset.
     """
     started = time.perf_counter()
     fractions = tuple(quantiles)
@@ -161,7 +161,7 @@ def _not_described(name: str, fields: Sequence[Field], known: Sequence[Key]) -> 
     """Return the error for a field that has no statistics of its own."""
     root, there = name.removeprefix(f"{NEXT}."), _named(name, [field.key for field in fields])
     if there and root != name and _named(root, known):
-        hint = f"ask for {root}, which holds the same rows but for the last one of each episode"
+        hint = f"use {root}, which has the same rows except the last one of each episode"
         return UsageError(f"the field {name!r} is described by {root!r}", hint=hint)
     names = sorted(map(key_name, known))
     if there:
@@ -188,7 +188,7 @@ def _cached_or_computed(
 def _collected(
     reader: StepReader, fields: Sequence[Field], fractions: Sequence[float], progress: Progress
 ) -> tuple[FieldStats, ...]:
-    """Compute statistics, and verify the files that were read; layout `ted` needs no second read for that."""
+    """Compute statistics, and verify the files that were read; for layout `ted`, in the same pass."""
     if isinstance(reader, TedReader):
         read = VerifyingReader(reader)
         found = collect_stats(read, fields, fractions, progress)

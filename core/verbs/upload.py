@@ -1,6 +1,6 @@
-"""`upload`: put a dataset into a repository of a Hugging Face hub, as it is, in one commit.
+"""`upload`: send a dataset, unchanged, to a repository of a Hugging Face hub, in one commit.
 
-With it goes a card, README.md: what the hub lists the dataset by, and what people look for first.
+The commit includes a dataset card, README.md, with metadata for the hub's lists and a description for people.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from .stats import stats
 
 CARD = "README.md"
 _KEPT = frozenset({CARD, ".gitattributes"})
-"""What a repository may have next to a dataset: how it is described, and how the hub stores files."""
+"""Files that a repository may have besides the dataset: its card, and the settings of how the hub stores files."""
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _DAMAGE = frozenset({"TED014", *(rule.rule_id for rule in FOLDER_RULES)})
 _NAMED = 5
@@ -63,10 +63,10 @@ _AGAIN = "run it again: what was sent is not sent again"
 class UploadResult(Result):
     """The dataset at `path` is in a repository: `address` names it with the commit.
 
-    `branch` is the branch it was committed to. `files` and `bytes` count the dataset, `bytes_sent` what
-    the hub did not have yet, apart from what went with the commit itself. `deleted` are the files that the commit
-    removed, `errors` and `warnings` what `check` found. `commit` is None, and nothing was sent, with `dry_run`;
-    `already_there` is True if the branch had the same files.
+    `branch` is the branch it was committed to. `files` and `bytes` count the dataset, `bytes_sent` the bytes that the
+    hub did not have yet, without small files, which are part of the commit request. `deleted` are the files that the
+    commit removed, `errors` and `warnings` count the findings of `check`. With `dry_run`, nothing is sent and `commit`
+    is None. `already_there` is True if the branch had the same files.
     """
 
     kind: ClassVar[str] = "upload"
@@ -94,23 +94,23 @@ class UploadResult(Result):
 
 @takes(UploadOptions)
 def upload(asked: UploadOptions) -> UploadResult:
-    """Put a dataset into the repository `hf://OWNER/NAME` of a Hugging Face hub; `download` gives the same files back.
+    """Upload a dataset to the repository `hf://OWNER/NAME` of a Hugging Face hub; `download` returns the same files.
 
-    The dataset is checked first, and every file is compared with its digest. The files of the manifest, the manifest, a
-    card (README.md) and, for streams, the digests of the shards go up, and nothing else: large files first, then one
-    commit that names all, so that nobody sees half a dataset. Afterwards the files in the commit are compared with
-    those here, and the commit is recorded in the dataset's folder. What the hub has is not sent again: an interrupted
-    upload is resumed by the same call. The token is the one of huggingface_hub (`HF_TOKEN`).
+    The dataset is checked first, and every file is compared with its digest. The uploaded files are the manifest and
+    the files that it lists, a card (README.md) and, for streams, the digests of the shards. Large files are sent first,
+    then one commit refers to all files, so that nobody sees half a dataset. Afterwards the files in the commit are
+    compared with the local ones, and the commit is recorded in the dataset's folder. Files that the hub has are not
+    sent again, so that the same call resumes an interrupted upload. The token is that of huggingface_hub (`HF_TOKEN`).
 
     Args:
         dataset: a path or `source:id` of a dataset in TED.
-        address: `hf://OWNER/NAME`. The repository is made if it does not exist.
-        private: make it private; a public one is refused.
-        license: an identifier of the hub, such as `cc-by-4.0`; default: the one on the card there stays.
-        message: of the commit.
-        revision: a branch, which is made if it does not exist; default: main.
-        allow_errors: upload data in which `check` finds errors, which the card states. Files that differ from their
-            digests are never uploaded.
+        address: `hf://OWNER/NAME`. The repository is created if it does not exist.
+        private: create a private repository; an existing public one is refused.
+        license: an identifier of the hub, such as `cc-by-4.0`; default: the one on the repository's card.
+        message: the commit message.
+        revision: a branch, which is created if it does not exist; default: main.
+        allow_errors: upload even if `check` finds errors; the card lists them. Files that differ from their digests are
+            never uploaded.
         root: where stored datasets are.
         force: replace another dataset, and remove files that do not belong to this one; the history of the repository
             keeps them.
@@ -118,14 +118,14 @@ def upload(asked: UploadOptions) -> UploadResult:
         progress: shows how far it is; default: nothing is shown.
 
     Returns:
-        What was committed. If the branch has the same files, nothing is sent, and `already_there` is True.
+        The commit. If the branch has the same files, nothing is sent, and `already_there` is True.
 
     Raises:
         UsageError: the address makes no sense, `dataset` is not a dataset in TED, the repository has other files, or is
             public although `private` is set.
         CheckFailed: `check` finds errors.
-        CorruptDataError: files are damaged, or the hub has other files in the end.
-        NetworkError: the hub cannot be reached, or somebody else changes the branch meanwhile.
+        CorruptDataError: files are damaged, or the files on the hub differ from them after the upload.
+        NetworkError: the hub cannot be reached, or another client changes the branch meanwhile.
         AuthorisationError: the hub refuses the token.
     """
     started = time.perf_counter()
@@ -133,14 +133,14 @@ def upload(asked: UploadOptions) -> UploadResult:
     if address.startswith(_BUCKETS):
         raise UsageError(
             f"{redact(address)} is not an address on a hub; nothing was uploaded",
-            hint="any program can copy a dataset into a bucket; rbtool.write_shard_digests(path) comes before",
+            hint="run rbtool.write_shard_digests(path), then copy the dataset to the bucket with any program",
         )
     target = HubAddress.parse(address, asked.revision)
-    if not address.startswith("hf:"):  # it may be meant as a path
+    if not address.startswith("hf:"):  # OWNER/NAME could also be meant as a path
         raise UsageError(f"{address} is not an address on a hub; nothing was uploaded", hint=f"write hf://{address}")
     if asked.license is not None and not _LICENSE.fullmatch(asked.license):
         raise UsageError(
-            f"{asked.license!r} is not an identifier of a licence", hint="give one of the hub, like mit or cc0-1.0"
+            f"{asked.license!r} is not an identifier of a licence", hint="use one of the hub's, like mit or cc0-1.0"
         )
     path = find_dataset(asked.dataset, asked.root)
     _require_dataset(path)
@@ -150,22 +150,22 @@ def upload(asked: UploadOptions) -> UploadResult:
 
 @suggests_keywords()
 def write_shard_digests(dataset: PathLike, *, root: PathLike | None = None) -> Path:
-    """Write the digests of its shards to a dataset, before a program other than `upload` copies it to a remote.
+    """Add the digests of its shards to a dataset, before a program other than `upload` copies it to a remote.
 
-    Streams compare ranges of rows with them. All files are compared with the manifest first. The digests are no part
-    of the dataset: its content digest stays the same.
+    Streams verify the ranges of rows that they fetch with these digests. All files are compared with the manifest
+    first. The digests are not part of the dataset, whose content digest stays the same.
 
     Args:
         dataset: a path, `source:id` or `hf://OWNER/NAME` of a dataset on this disk.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform.
 
     Returns:
-        The file, `.rbtool/shard-digests.json`, which has to be copied, too.
+        The file, `.rbtool/shard-digests.json`, which has to be copied as well.
 
     Raises:
         DatasetNotFoundError: (a FileNotFoundError) the dataset is missing.
         UsageError: (a ValueError) it is not a dataset in TED.
-        CorruptDataError: a file has other bytes than the manifest states; nothing is written.
+        CorruptDataError: a file does not match the manifest; nothing is written.
     """
     path = find_dataset(dataset, root)
     _require_dataset(path)
@@ -185,14 +185,15 @@ def _require_dataset(path: Path) -> None:
         raise UsageError(f"{path} is not a dataset in TED, which an upload needs", hint=hint)
     kind = Manifest.load(path).kind
     if kind != "dataset":
-        raise UsageError(f"{path} is a {kind}, and a dataset is uploaded", hint=hint)
+        raise UsageError(f"{path} is a {kind}, expected a dataset", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """What a repository has on a branch: its newest commit, the files, and its card.
+    """The state of a branch of the repository: its newest commit, its files, and its card.
 
-    `parent` is None for a repository that does not exist. `is_new` states that the branch has nothing of its own yet.
+    `parent` is None for a repository that does not exist. `is_new` is True if the branch does not exist or has no
+    commits of its own yet.
     """
 
     parent: str | None
@@ -204,7 +205,7 @@ class _There:
 
 @dataclass
 class _Upload:
-    """One upload; `run` does it."""
+    """One upload: `run` checks the dataset, sends its files and commits them."""
 
     asked: UploadOptions
     hub: HubWriter
@@ -259,10 +260,10 @@ class _Upload:
             "dry_run": self.asked.dry_run,
         }  # fmt: skip
 
-    # What is here --------------------------------------------------------------------------------------
+    # The local dataset ---------------------------------------------------------------------------------
 
     def _checked(self) -> CheckResult:
-        """Run all rules; raise CheckFailed for errors, and CorruptDataError for those about files."""
+        """Run `check`; raise CorruptDataError for damaged files, and CheckFailed for other errors."""
         result = check(self.path, root=self.asked.root, progress=self._progress)
         if Manifest.load(self.path).content_digest != self.files.manifest.content_digest:
             raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
@@ -275,12 +276,12 @@ class _Upload:
             raise CheckFailed(
                 f"{self.path} breaks {errors[0].rule} {errors[0].name}{more}, and nothing was uploaded: "
                 f"{errors[0].message}",
-                hint="rbtool check names them all; --allow-errors uploads it all the same, and the card states them",
+                hint="rbtool check lists all errors; --allow-errors uploads the dataset with a card that lists them",
             )
         return result
 
     def _hashed(self) -> list[LocalFile]:
-        """Read all files of the dataset, which have to match the manifest."""
+        """Read and hash all files of the dataset, which have to match the manifest."""
         manifest = self.files.manifest
         self._progress.start("hashing", manifest.bytes, "bytes")
         found = [
@@ -293,7 +294,7 @@ class _Upload:
         return local
 
     def _shard_digests(self) -> Iterator[LocalFile]:
-        """Digest the parts of files that streams fetch; the manifest has the digests of the only shard."""
+        """Yield a file with the digests of the shards; a single shard is covered by the manifest."""
         with open_dataset(self.path) as reader:
             if reader.manifest.content_digest != self.files.manifest.content_digest:
                 raise UsageError(f"{self.path} was replaced meanwhile; nothing was uploaded", hint="run it again")
@@ -303,10 +304,10 @@ class _Upload:
                 self._progress.done()
                 yield LocalFile.of(SHARD_DIGESTS, digests.document())
 
-    # What is there -------------------------------------------------------------------------------------
+    # The repository ------------------------------------------------------------------------------------
 
     def _look(self) -> _There:
-        """Ask the hub for the state of the repository."""
+        """Query the state of the repository."""
         self._progress.note(f"asking {hub_endpoint()} for {self.target}")
         private = self.hub.is_private(self._name)
         if private is None:
@@ -332,14 +333,14 @@ class _Upload:
         return read_small(self.hub, address, limit=CARD_BYTES, size=card.size, checksum=card.checksum)
 
     def _superfluous(self, local: list[LocalFile], there: _There) -> list[str]:
-        """Return the files to delete; UsageError where the repository has others and they may not be replaced."""
+        """Return the files to delete; UsageError if the repository has foreign files and `force` is not set."""
         here = {file.path for file in local}
         foreign = sorted(there.tree.keys() - here - _KEPT)
         changed = [path for path in differences(local, there.tree) if path in there.tree]
         others = [path for path in foreign + changed if path != SHARD_DIGESTS]  # shards of other versions may differ
         if others and not (self.asked.force or there.is_new):
             named = some_of(others, _NAMED)
-            what = "another dataset" if MANIFEST in there.tree else "files of something else"
+            what = "another dataset" if MANIFEST in there.tree else "other files"
             raise UsageError(
                 f"{self.target} has {what} ({named}); nothing was uploaded",
                 hint="--force replaces it, and the history of the repository keeps it; --revision names another branch",
@@ -349,7 +350,7 @@ class _Upload:
     # Sending -------------------------------------------------------------------------------------------
 
     def _send(self, files: list[LocalFile], deleted: list[str], there: _There) -> tuple[str, int]:
-        """Send all and commit it; return the commit and the bytes that had to be sent."""
+        """Send the files and commit them; return the commit and the bytes that had to be sent."""
         if there.parent is None:
             self.hub.create(self._name, private=self.asked.private, note=self._progress.note)
         if self._branch != MAIN and there.is_new:
@@ -371,7 +372,7 @@ class _Upload:
 
     @contextlib.contextmanager
     def _resumable(self) -> Iterator[None]:
-        """State that the next run sends the rest: in the hint of an error, in a note where a signal ends this one."""
+        """State that a repeated upload resumes: in the hint of a network error, or in a note if a signal stops it."""
         try:
             yield
         except NetworkError as error:
@@ -384,7 +385,11 @@ class _Upload:
             raise
 
     def _commit(self, parent: str, sent: SentFiles, files: list[LocalFile], deleted: list[str]) -> str:
-        """Commit, unless that was done and the answer was lost; the new head otherwise has to be what was sent."""
+        """Commit the files, if the branch has not changed; return the commit.
+
+        If the branch has a new head with exactly these files, an earlier attempt has succeeded and its answer was lost:
+        that head is returned. Any other head is a change by another client.
+        """
         try:
             head = self.hub.branches(self._name).get(self._branch)
             if head == parent:
@@ -392,7 +397,7 @@ class _Upload:
                 return self.hub.put(self._name, self._branch, parent, sent, deleted=deleted, message=message)
         except ChangedMeanwhileError:
             head = self.hub.branches(self._name).get(self._branch)
-            if head == parent:  # another commit was under way, and failed
+            if head == parent:  # another client's commit was in progress, and failed
                 raise Transient(NetworkError(f"{self.target} is being changed by another client")) from None
         if head is not None and not self._problem(files, head):
             return head
@@ -405,17 +410,17 @@ class _Upload:
         problem = self._problem(files, commit)
         if problem:
             raise CorruptDataError(
-                f"{self.target.at(commit)} is not what was sent: {problem}",
+                f"{self.target.at(commit)} differs from the files that were sent: {problem}",
                 hint="do not use that commit; rules of the repository (.gitignore, .gitattributes) may be the reason",
             )
 
     def _problem(self, files: list[LocalFile], commit: str) -> str:
-        """Compare all files in a commit with those here; "" where all are the same."""
+        """Compare the files in a commit with the local ones; return the first difference, "" if there is none."""
         tree = {file.path: file for file in self.hub.tree(self._name, commit)}
         for path in differences(files, tree):
             return f"{path} is missing there" if path not in tree else f"{path} has other bytes there"
         foreign = sorted(tree.keys() - {file.path for file in files} - _KEPT)
-        return f"{foreign[0]} is there, too" if foreign else ""
+        return f"it also has {foreign[0]}" if foreign else ""
 
     def _record(self, commit: str) -> None:
         manifest = self.files.manifest
@@ -446,7 +451,7 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class DatasetCard:
-    """What the card of a dataset is made of."""
+    """The card of a dataset: `README.md` with metadata in YAML, and a description between two marks."""
 
     address: HubAddress
     manifest: Manifest
@@ -454,9 +459,9 @@ class DatasetCard:
     license: str
 
     def document(self, before: bytes, path: Path, root: str | os.PathLike[str] | None, progress: Progress) -> bytes:
-        """Return the card of the dataset at `path`; of the card `before`, what others wrote stays.
+        """Return the card of the dataset at `path`; text and metadata of others in the card `before` are kept.
 
-        Statistics are computed unless they are cached. Raises FormatError for a card that cannot be understood.
+        Statistics are computed unless they are cached. Raises FormatError if the old card cannot be parsed.
         """
         described: Sequence[FieldStats] = ()
         if self.manifest.steps:
@@ -466,7 +471,7 @@ class DatasetCard:
         return f"{_FENCE}\n{self._front(entries)}{_FENCE}\n{_replaced(text, made)}".encode()
 
     def _front(self, before: Mapping[str, Any]) -> str:
-        """Return the metadata in YAML: what others wrote stays, but for the licence and the size."""
+        """Return the metadata in YAML: existing entries are kept, except the licence and the size."""
         import yaml
 
         tags = before.get("tags")
@@ -540,7 +545,7 @@ class DatasetCard:
 
 
 def code(text: str) -> str:
-    """Write text of data as a span of code: nothing in it is a link, HTML, a cell of a table or the end of the span."""
+    """Quote untrusted text as a Markdown code span, in which no link, HTML or table cell is interpreted."""
     plain = (
         clean(text.encode(errors="backslashreplace").decode())
         .replace("`", "'")
@@ -554,17 +559,17 @@ def code(text: str) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Leave out of a path where on this machine it is."""
+    """Replace an absolute path by its last name, so that the card does not reveal folders of this machine."""
     return f"…/{value.rstrip('/').rpartition('/')[2]}" if isinstance(value, str) and value.startswith("/") else value
 
 
 def license_of(card: bytes) -> str | None:
-    """Return the licence that a card states, None for none; FormatError for a card that cannot be understood."""
+    """Return the licence that a card states, None if it states none; FormatError if the card cannot be parsed."""
     return _named(_parts(card)[0].get("license"))
 
 
 def _named(license: object) -> str | None:
-    """The text of a licence in metadata, or of several."""
+    """Return the licence in metadata as text; several licences are joined by commas."""
     several = license if isinstance(license, list) else [license]
     return ", ".join(one for one in several if isinstance(one, str) and one) or None
 
@@ -584,7 +589,7 @@ def _parts(card: bytes) -> tuple[dict[str, Any], str]:
 
 _METADATA_BYTES = 64 << 10
 _ALIASES, _DEPTH = 10, 40
-"""The most references and levels of metadata: each reference can multiply what the text stands for."""
+"""The most YAML aliases and levels in metadata: nested aliases could expand to an exponential size."""
 _PLAIN = {
     "null": r"~|null|Null|NULL|",
     "bool": r"true|True|TRUE|false|False|FALSE",
@@ -592,12 +597,12 @@ _PLAIN = {
     "float": r"[-+]?(?:[0-9]+\.[0-9]*|[0-9]+(?=[eE])|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN)",
     "merge": r"<<",
 }
-"""What text without quotes means in YAML 1.2, as the hub reads it: anything else is text. In YAML 1.1, `no` is false,
-`1:30` is 90, and `012` is 10."""
+"""Patterns of unquoted values that are not text, by YAML 1.2, as the hub reads metadata. PyYAML follows YAML 1.1, in
+which `no` is false, `1:30` is 90, and `012` is 10."""
 
 
 def _metadata(text: str) -> dict[str, Any]:
-    """Read the metadata of a card, which anybody may have written: in bounded time and memory, and no objects."""
+    """Parse the metadata of a card, which is untrusted: in bounded time and memory, without tags or objects."""
     import yaml
 
     loader: Any = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": {}})
@@ -626,11 +631,11 @@ def _metadata(text: str) -> dict[str, Any]:
 
 
 def _not_understood(why: str) -> FormatError:
-    return FormatError(f"the {CARD} of the repository cannot be understood: {why}", hint="correct or remove it")
+    return FormatError(f"the {CARD} of the repository cannot be parsed: {why}", hint="correct or remove it")
 
 
 def _replaced(text: str, made: str) -> str:
-    """Put what is made into a text: in the place of what was made before, or after it."""
+    """Put the generated part into a text, in place of the previous one; without one, at the end."""
     before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if begin and end:
@@ -651,7 +656,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]
 
 
 def _numbers(field: FieldStats | None) -> Sequence[str]:
-    """Mean, deviation and extremes of a leaf: of several dimensions the lowest and the highest of each."""
+    """Return mean, deviation and extremes of a leaf as text; for several dimensions, as ranges."""
     if field is None:
         return ("",) * 4
     spread = [_range(values) for values in (field.mean, field.std)]
@@ -672,7 +677,7 @@ def _number(value: float) -> str:
 
 
 def _size_category(steps: int) -> str:
-    """The hub's name for the size of a dataset of so many steps."""
+    """Return the hub's name for the size of a dataset of so many steps."""
     sizes = (*_SIZES, *_LARGER)
     place = 0
     while place + 1 < len(sizes) and steps >= 10 ** (place + 3):

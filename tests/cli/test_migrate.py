@@ -33,7 +33,7 @@ def place(tmp_path):
 def test_what_is_printed_and_the_exit_code(words, code, shown, place, shell):
     done = shell(f"rbtool migrate {words}", place)
     assert (done.returncode, done.stdout) == (code, shown)
-    assert ("bad.py is left as it is: line 2" in done.stderr) == words.startswith(".")
+    assert ("bad.py is left unchanged: line 2" in done.stderr) == words.startswith(".")
     assert (place / "code.py").read_text() == CODE
 
 

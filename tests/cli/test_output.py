@@ -92,7 +92,7 @@ def test_an_empty_store_is_explained(place, pattern, told, shell, tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     first, second = done.stderr.splitlines()
     assert first == told.format(root=tmp_path / place)
-    assert "give its path, as in rbtool inspect" in second
+    assert "named by their path, as in rbtool inspect" in second
 
 
 def test_differences_are_told_by_side(folder, shell):

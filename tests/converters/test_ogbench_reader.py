@@ -197,7 +197,7 @@ def test_data_without_rewards_pass_through_the_house(tmp_path: Path) -> None:
         assert shown.returns is None
         assert shown.episode is not None
         assert shown.episode.total_reward is None
-    assert "no return: no field is next.reward" in rbtool.inspect(path).notes
+    assert "no return: there is no field next.reward" in rbtool.inspect(path).notes
     assert ("observation",) in {entry.key for entry in rbtool.stats(path).fields}
     assert "next.reward" not in {entry.key for entry in rbtool.sample(path, n=8, seed=0).fields}
     buffer = rbtool.load_dataset(path, batch_size=8)

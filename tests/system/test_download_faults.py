@@ -150,7 +150,7 @@ def test_a_remote_that_changes_between_listing_and_fetching(hub_root, tmp_path):
         server.released.set()
         out, err = process.communicate(timeout=HANG)
         assert process.returncode == 0, err
-        assert "changed while it was fetched" in err
+        assert "changed during the fetch" in err
         path = Path(json.loads(out)["path"])
         with TedReader(path) as reader:
             assert reader.read(("next", "reward"), 0, 1)[0, 0] == 12345
@@ -236,4 +236,6 @@ def test_a_server_whose_name_no_one_resolves(machine, hub):
 def test_what_came_before_the_network_went_is_kept(machine, hub):
     hub.faults += [Fault(MAIN, "cut:20000", 1), Fault(MAIN, "reset", 99)]
     done = machine.run("download", "minari", SMALL)
-    assert (done.returncode, "hint: run it again: what came so far is kept" in done.stderr) == (5, True), done.stderr
+    assert (done.returncode, "hint: run it again: what was fetched so far is kept" in done.stderr) == (5, True), (
+        done.stderr
+    )

@@ -721,7 +721,7 @@ def test_a_policy_that_was_edited_cannot_continue(tmp_path: Path, monkeypatch: p
     (tmp_path / "p.py").write_text("def act(observation):\n    return 0\n")
     interrupted(tmp_path / "d", monkeypatch, policy=f"{tmp_path}/p.py:act")
     (tmp_path / "p.py").write_text("def act(observation):\n    return 1\n")
-    with pytest.raises(rbtool.UsageError, match="another content of the files"):
+    with pytest.raises(rbtool.UsageError, match="have changed since"):
         record("CartPole-v1", tmp_path / "d", episodes=4, max_steps=5, resume=True, policy=f"{tmp_path}/p.py:act")
 
 

@@ -68,17 +68,17 @@ def test_libraries_are_compared_timed_and_ranked(walks: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("job", "old", "new", "message"),
     [
-        ("frames", "(self._rows[index.tolist()])", "(self._rows[sorted(index.tolist())])", "reads other frames than"),
+        ("frames", "(self._rows[index.tolist()])", "(self._rows[sorted(index.tolist())])", "reads frames that"),
         pytest.param(
             "chunks", "np.minimum(index[:, None]", "np.maximum(index[:, None]",
-            "reads other chunks than|cannot do compared", marks=pytest.mark.slow,
+            "reads chunks that differ from|cannot do compared", marks=pytest.mark.slow,
         ),
         pytest.param(
-            "epoch", ".iter(batch_size=size)", ".skip(1).iter(batch_size=size)", "an epoch of datasets has other rows",
+            "epoch", ".iter(batch_size=size)", ".skip(1).iter(batch_size=size)", "does not have each row of the",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            "resume", "(start or 0) * size", "0", "goes on in the middle of an epoch with other rows",
+            "resume", "(start or 0) * size", "0", "resumes an epoch with other rows",
             marks=pytest.mark.slow,
         ),
     ],

@@ -201,7 +201,7 @@ def test_other_lengths_than_announced_are_refused(source: Path, tmp_path: Path, 
             )  # fmt: skip
 
     monkeypatch.setattr(D4rlReader, "read_episodes", short)
-    with pytest.raises(RbtoolError, match="were announced"):
+    with pytest.raises(RbtoolError, match="steps, expected"):
         rbtool.convert(source, tmp_path / "out", num_workers=2)
     assert left_behind(tmp_path) == []
 

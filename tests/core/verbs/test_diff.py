@@ -114,6 +114,17 @@ def test_bits_count_without_tolerances(walks, tmp_path):
     assert found.values[0].largest is None
 
 
+def test_infinite_values_are_within_no_tolerance(walks, tmp_path):
+    infinite = changed(walks, tmp_path / "infinite", key=("action",), steps=(1,), by=np.float32(np.inf))
+    opposite = changed(walks, tmp_path / "opposite", key=("action",), steps=(1,), by=np.float32(-np.inf))
+    for a, b in [(walks, infinite), (infinite, walks), (infinite, opposite)]:
+        found = rbtool.diff(a, b, rtol=1e-3, atol=1e-3)
+        assert not found.equal
+        assert [(one.key, one.steps, one.largest) for one in found.values] == [("action", 1, None)]
+    same = changed(infinite, tmp_path / "same", steps=(2,), by=1e-6)
+    assert rbtool.diff(infinite, same, rtol=1e-3, atol=1e-3).equal
+
+
 def test_fields_that_differ_are_named_and_retyped_ones_compared(walks, tmp_path):
     with open_steps(walks) as reader:
         kept = [one for one in reader.fields if one.key != ("info", "success")]

@@ -97,13 +97,13 @@ def test_a_single_step_is_written_as_it_is(made: Path, tmp_path: Path, step: int
 def test_a_stack_shows_its_newest_frame_with_a_note(made: Path, tmp_path: Path) -> None:
     result = frames(made, tmp_path / "a.png", episode=1, field="stacked", steps="1")
     assert np.array_equal(png(tmp_path / "a.png"), PIXELS[1, ..., 0])
-    assert result.notes == ("stacked holds 2 frames a step: the newest is shown",)
+    assert result.notes == ("stacked has 2 frames per step: the newest is shown",)
 
 
 def test_other_numbers_are_scaled_with_a_note(made: Path, tmp_path: Path) -> None:
     result = frames(made, tmp_path / "a.png", episode=0, field="depth", steps="12")
     assert png(tmp_path / "a.png").max() == 0
-    assert result.notes == ("depth has numbers from 1.8e+04, shown as black, to 1.8e+04, shown as white",)
+    assert result.notes == ("depth has values from 1.8e+04, shown as black, to 1.8e+04, shown as white",)
     frames(made, tmp_path / "a.gif", episode=0, field="depth")
     assert np.array_equal(gif(tmp_path / "a.gif")[0][:, 0, 0, 0], np.rint(np.arange(13) * 255 / 12))
 
@@ -129,7 +129,7 @@ def test_depths_of_kept_videos_are_shown_from_the_nearest_to_the_farthest(tmp_pa
     source = Path(__file__).parents[2] / "data/lerobot/recent/depth_video_mm"
     kept = rbtool.convert(source, tmp_path / "kept").path
     result = frames(kept, field="observation.image.depth", episode=0, output=tmp_path / "far.png")
-    assert any("numbers from 10, shown as black, to 1e+04, shown as white" in note for note in result.notes)
+    assert any("values from 10, shown as black, to 1e+04, shown as white" in note for note in result.notes)
 
 
 def test_frames_of_kept_videos_are_those_of_the_videos(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_rows_of_another_dataset_than_was_saved_are_refused(walks: Path, tmp_pat
     last = replace(manifest.provenance[-1], inputs={"content_digest": "xxh3-128:" + "0" * 32})
     (tmp_path / "saved" / MANIFEST).unlink()
     replace(manifest, provenance=(*manifest.provenance[:-1], last)).save(tmp_path / "saved")
-    with pytest.raises(CorruptDataError, match="does not give the data it was saved from"):
+    with pytest.raises(CorruptDataError, match="does not restore the data that was saved"):
         convert(tmp_path / "saved", tmp_path / "dest", layout=layout)
     assert not (tmp_path / "dest").exists()
 

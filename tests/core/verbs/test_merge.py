@@ -212,7 +212,7 @@ def test_the_mask_of_a_union_is_false_where_values_are_missing_again(union, tmp_
 def test_a_field_in_the_place_of_a_mask_is_named(tmp_path):
     a = make(tmp_path / "a", {"y": ("int32", ()), "x": ("int32", ()), "mask.x": ("bool", ())})
     b = make(tmp_path / "b", {"y": ("int32", ())}, numbers=(2, 3))
-    with pytest.raises(rbtool.SchemaError, match=f"mask.x would be a mask, and it is a field of {a}") as caught:
+    with pytest.raises(rbtool.SchemaError, match=f"mask.x would be a mask, but is already a field of {a}") as caught:
         rbtool.merge([a, b], tmp_path / "m", schema="union")
     assert "--rename" in caught.value.hint
 
@@ -224,7 +224,7 @@ def test_episode_numbers_are_filled_in_where_a_dataset_has_no_field_of_them(tmp_
     b = make(tmp_path / "b", {"y": ("int32", ())}, numbers=numbers)
     merged = rbtool.merge([a, b], tmp_path / "m", schema="union", layout=layout)
     assert column(tmp_path / "m", "episode").tolist() == [0] * 3 + [1] * 2 + [2] * 3 + [3] * 2
-    assert f"episode is not in {b}: the number of each episode there" in merged.notes
+    assert f"episode is not in {b}: it is filled with the numbers of the episodes" in merged.notes
     assert not {name for name in names(tmp_path / "m") if "mask" in name}
 
 
@@ -233,7 +233,7 @@ def test_a_type_that_holds_all_values_is_needed_to_cast(tmp_path):
     b = make(tmp_path / "b", {"x": ("float64", ())}, numbers=(2, 3))
     with pytest.raises(rbtool.SchemaError) as caught:
         rbtool.merge([a, b], tmp_path / "m", cast=True)
-    assert "no element type holds all values" in caught.value.hint
+    assert "no dtype holds all values" in caught.value.hint
 
 
 @pytest.mark.parametrize(

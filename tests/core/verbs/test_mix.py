@@ -138,10 +138,10 @@ def test_what_cannot_be_mixed_is_refused(work):
         rbtool.mix(["data/a", "empty"], "m.toml")
     with pytest.raises(UsageError, match="the weight of data/a is 'half', expected a number"):
         weighted_names(["data/a:half", "data/b:1"])
-    with pytest.raises(UsageError, match="data/b has no weight, and others have one"):
+    with pytest.raises(UsageError, match="data/b has no weight, but others have one"):
         weighted_names(["data/a:1", "data/b"])
     write_walks(Path("data/a:1"), [(5, "open")])
-    with pytest.raises(UsageError, match="data/a:1 is a dataset, and data/a is another"):
+    with pytest.raises(UsageError, match="data/a:1 is ambiguous: it is a dataset, and so is data/a"):
         weighted_names(["data/a:1", "data/b:1"])
 
 

@@ -97,7 +97,7 @@ def test_many_columns_and_episodes_are_cut_with_a_note(tmp_path: Path) -> None:
     assert (len(result.charts), len(result.episodes)) == (16, 24)
     assert result.notes == (
         "the first 24 of 30 episodes; --episodes chooses others",
-        "wide has 40 columns; the first 16 are plotted, --field 'wide[16:32]' is more",
+        "wide has 40 columns; the first 16 are plotted, --field 'wide[16:32]' plots more",
     )
     assert len(plot(made, fields=["wide[16:32]"]).charts) == 16
 

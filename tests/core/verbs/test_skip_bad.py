@@ -281,12 +281,12 @@ def test_values_that_nothing_verifies_are_said_to_be_so(walks: Path, tmp_path: P
             overwrite(file, at, bytes(value ^ 1 for value in action[:1]))
     found = rbtool.check(folder)
     assert found.errors
-    assert any("no digest verifies single episodes" in note for note in found.notes)
+    assert any("there are no digests of single episodes" in note for note in found.notes)
     result = to_document(rbtool.convert(folder, tmp_path / "made", skip_bad=True))
     assert result["episodes"] == 4
     assert UNVERIFIED in result["notes"]
     (note,) = rbtool.check(tmp_path / "made").notes
-    assert "made with --skip-bad of a damaged dataset" in note
+    assert "made from a damaged dataset with --skip-bad" in note
     rbtool.convert(tmp_path / "made", tmp_path / "again", layout="packed")
     assert UNVERIFIED in rbtool.inspect(tmp_path / "again").notes
     assert rbtool.check(tmp_path / "again").notes == (note,)

@@ -369,8 +369,8 @@ def test_a_dry_run_writes_nothing(walks, tmp_path):
 def test_what_makes_no_sense_is_refused(walks, tmp_path):
     halves = {"train": 0.5, "val": 0.5}
     for arguments, what in (
-        ({"in_order": True, "seed": 1}, "--in-order takes the episodes as they are, and --seed draws"),
-        ({"in_order": True, "stratify": "return"}, "--stratify draws"),
+        ({"in_order": True, "seed": 1}, "--in-order and --seed are both set, expected one"),
+        ({"in_order": True, "stratify": "return"}, "--in-order and --stratify are both set"),
         ({"stratify": "length"}, "--stratify is 'length'"),
         ({"seed": -1}, "--seed is -1"),
     ):

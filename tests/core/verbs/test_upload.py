@@ -135,7 +135,7 @@ MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1
         (b"---\na: !!int ''\n---\n", "the tag"), (f"---\na: {'1' * 5000}\n---\n".encode(), "not YAML"),
         (f"---\n{BOMB}\n---\n".encode(), "more than 10 references"),
         (f"---\n{MERGES}\n---\n".encode(), "more than 10 references"),
-        (f"---\n- &a [x]\n- {BOMB.splitlines()[1][4:]}\n---\n".encode(), "cannot be understood"),
+        (f"---\n- &a [x]\n- {BOMB.splitlines()[1][4:]}\n---\n".encode(), "cannot be parsed"),
         (f"---\na: {'[' * 900}{']' * 900}\n---\n".encode(), "more than 40 levels"),
         (b"---\na: " + b"[" * 60_000 + b"\n---\n", "more than 40 levels"),
         (b"---\n" + b"a: " + b"x" * 70_000 + b"\n---\n", "70,003 bytes, expected at most 65,536"),
