@@ -270,7 +270,7 @@ def test_what_cannot_be_scored_is_refused(walks: Path, tmp_path: Path) -> None:
     nan = write_walks_with_nan(tmp_path / "nan")
     result = rbtool.score(nan)
     assert [one.quality == 0 for one in result.scores] == [False, True, False, False]
-    assert ["only 4 episodes" in result.notes[0], "not finite" in result.notes[1]] == [True, True]
+    assert ["only 4 episodes" in result.notes[0], "NaN or infinite values" in result.notes[1]] == [True, True]
 
 
 def write_walks_with_nan(path: Path) -> Path:
