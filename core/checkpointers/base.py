@@ -39,7 +39,7 @@ from ..format.syncing import Durable, write_file
 from ..open_steps import open_steps
 from ..options import PathLike
 from ..storages.base import Storage
-from ..storages.cursors import last_row
+from ..storages.cursors import newest_row
 from ..storages.list_storage import ListStorage
 from ..storages.pytree import tree_spec_of
 from ..ted.schema import key_name
@@ -270,7 +270,7 @@ class RowsNote:
         """Describe a storage whose rows are saved as `rows`, which are None if it is empty."""
         objects = holds_objects(storage)
         leaves = () if rows is None else _leaves(rows, objects)
-        return cls(writer, len(storage), storage.capacity_rows, last_row(storage.last_cursor), objects, leaves)
+        return cls(writer, len(storage), storage.capacity_rows, newest_row(storage), objects, leaves)
 
     def save(self, folder: Path) -> None:
         """Write the note."""
@@ -616,7 +616,7 @@ def _require_callable(hook: Any) -> None:
 
 
 def _shift(storage: Storage) -> int:
-    row = last_row(storage.last_cursor)
+    row = newest_row(storage)
     if row is None:
         warn_caller("the row written last is unknown, so the first row of the storage is assumed to be the oldest")
         return 0

@@ -64,7 +64,7 @@ from ..format.syncing import Durable, published_place, skip_sync, unsynced_aroun
 from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import byte_count, dtype_named, tensor_bytes
-from ..storages.cursors import last_row
+from ..storages.cursors import newest_row
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.list_storage import read_shape
 from ..storages.pytree import TreeSpec, spec_from_json, spec_to_json
@@ -647,7 +647,7 @@ class CapturedRows:
         self._storage, self._snapshot, self._part_rows = storage, snapshot, part_rows
         self._file = path.with_name(f".{path.name}.rows")
         self._rows, self._lead, self._widths = storage.rows, columns.lead, columns.widths
-        self._structure, self._last_row = storage.structure, last_row(storage.last_cursor)
+        self._structure, self._last_row = storage.structure, newest_row(storage)
         self._types = list(zip(columns.dtypes, [leaf.shape for leaf in columns.leaves], strict=True))
         sizes = (-(-self._rows * width // mmap.PAGESIZE) * mmap.PAGESIZE for width in self._widths)
         self._starts = list(itertools.accumulate(sizes, initial=0))
@@ -954,7 +954,7 @@ def _described(storage: TensorStorage) -> SegmentManifest:
         return SegmentManifest(None, storage.ndim, 0, 0, None, 0, True, ())
     columns, structure = storage.columns, storage.structure
     return SegmentManifest(
-        spec_to_json(structure), storage.ndim, len(storage), storage.rows, last_row(storage.last_cursor),
+        spec_to_json(structure), storage.ndim, len(storage), storage.rows, newest_row(storage),
         columns.lead[0], True, leaves_of(list(structure.paths()), columns.leaves),
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ from ..format.threads import run_together, threads_for_memory
 from ..storages.base import Storage
 from ..storages.codec import dtype_named
 from ..storages.columns import Columns, plain_column, renames
-from ..storages.cursors import last_row
+from ..storages.cursors import newest_row
 from ..storages.dataset import tensor_of
 from ..storages.list_storage import CompressedListStorage, ListStorage
 from ..storages.packed import PackedRecording, PackedStorage
@@ -407,7 +407,7 @@ class StorageRows(EpisodeRows):
 
 def next_row(storage: Any, rows: int) -> int | None:
     """Return the row after the one written last, for a storage with room for this many rows; None if unknown."""
-    last = last_row(storage.last_cursor)
+    last = newest_row(storage)
     return None if last is None else (last + 1) % rows
 
 

@@ -27,7 +27,7 @@ from ..format.syncing import Durable, write_file
 from ..options import PathLike
 from ..storages.base import Storage, register_checkpointer
 from ..storages.codec import dtype_named, tensor_bytes
-from ..storages.cursors import last_row
+from ..storages.cursors import newest_row
 from ..storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage, mapped_tensor
 from ..storages.list_storage import read_shape
 from ..storages.pytree import (
@@ -218,6 +218,8 @@ class StorageManifest:
 
 @dataclass(frozen=True, slots=True)
 class _LeafEntry:
+    """The JSON form of a `SavedLeaf`."""
+
     name: tuple[str, ...]
     file: str
     dtype: str
@@ -650,7 +652,7 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
             )
 
     def _contents(self, source: TensorStorage, path: PathLike) -> Contents:
-        length, last = len(source), last_row(source.last_cursor)
+        length, last = len(source), newest_row(source)
         if not source.initialized:
             if self._save_hooks:
                 raise SchemaError("save hooks need data; nothing was ever written to the storage")

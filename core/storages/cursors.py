@@ -215,6 +215,18 @@ def last_row(cursor: Any) -> int | None:
     return row if row >= 0 else None
 
 
+def newest_row(storage: Any) -> int | None:
+    """Return the row of a storage that was written last; None if unknown.
+
+    If the last write is unknown, as after a load, the newest row of a full ring is the one before the row at which its
+    writer continues, which the write log has.
+    """
+    newest = last_row(storage.last_cursor)
+    is_full = 0 < storage.shape[0] == storage.capacity_rows
+    following: int = storage.log.now.next_row if newest is None and is_full else 0
+    return following - 1 if following else newest
+
+
 # Element numbers -----------------------------------------------------------------------------------
 
 _WHOLE = "elements are selected by whole numbers"

@@ -57,6 +57,8 @@ _ZEROS = bytes(1 << 20)
 
 
 class _LeafShape(NamedTuple):
+    """Element type and full shape of a leaf, and so the size of its file."""
+
     dtype: torch.dtype
     shape: tuple[int, ...]
 

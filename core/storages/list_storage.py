@@ -282,6 +282,8 @@ def tree_from(document: Any, take: TakeLeaf, *, portable: bool = True) -> Tree:
 
 @dataclass(frozen=True, slots=True)
 class _DocumentReader:
+    """Makes tree specs from documents, and calls `add(document, path)` for each leaf, in their order."""
+
     add: Callable[[Document, Path], None]
     portable: bool
 

@@ -180,7 +180,7 @@ def _decoded(row: bytes) -> Any:
 
 
 def column_of(rows: Sequence[bytes], width: int) -> torch.Tensor:
-    """Return rows as a column, uint8 `[n, width]`."""
+    """Return the bytes of rows, each padded with NULs, one after another: uint8 `[n * width]`."""
     return torch.from_numpy(np.array(rows, f"S{width}").view(np.uint8))
 
 

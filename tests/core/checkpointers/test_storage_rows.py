@@ -53,6 +53,22 @@ def test_returns_are_added_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) 
     assert table.length.tolist() == [3, 1, 4, 1]
 
 
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
+def test_a_full_ring_whose_state_was_loaded_keeps_the_order_of_time(kind: Any, tmp_path: Path) -> None:
+    step = torch.arange(8)
+    done = (step % 3 == 2).unsqueeze(-1)
+    data = TensorDict({"observation": step, "next": {"observation": step + 1, "done": done}}, [8])
+    buffer, again = (rbtool.ReplayBuffer(storage=kind(5), batch_size=2) for _ in range(2))
+    for row in data.unbind(0):
+        buffer.add(row)
+    again.load_state_dict(buffer.state_dict())
+    again.storage.checkpointer = FlatStorageCheckpointer()
+    again.storage.dumps(tmp_path / "saved")
+    with open_steps(tmp_path / "saved") as steps:
+        assert steps.read(("observation",), 0, 5).tolist() == [3, 4, 5, 6, 7]
+        assert steps.episodes.length.tolist() == [3, 2]
+
+
 @pytest.mark.parametrize(
     ("terminated", "truncated", "done", "reason"),
     [
