@@ -20,6 +20,7 @@ message. `did_you_mean` and `suggests_keywords` add the name that was probably m
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 import warnings
@@ -201,6 +202,17 @@ def require_number(name: str, value: Any, least: int, of: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise UsageError(f"{name} is {value!r}, expected a number {of and f'of {of} '}from {least}")
     return value
+
+
+def require_seed(seed: Any) -> int:
+    """Return a seed that is an integer, of Python or NumPy, of 64 bits without sign; UsageError for anything else."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 64:
+        raise UsageError(f"the seed is {seed!r}, expected an unsigned 64-bit number")
+    return number
 
 
 def require_share(name: str, value: Any) -> float:

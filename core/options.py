@@ -13,6 +13,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 
 from .declarations import packed_by_default
@@ -79,8 +80,9 @@ class VerbOptions:
     def __post_init__(self) -> None:
         for name, about in self.described().items():
             value = getattr(self, name)
-            if about.least is not None and value is not None and value < about.least:
-                raise UsageError(f"--{name.replace('_', '-')} is {value}, expected {about.least} or more")
+            if about.least is None or value is None or (isinstance(value, Real) and float(value) >= about.least):
+                continue
+            raise UsageError(f"--{name.replace('_', '-')} is {value!r}, expected {about.least} or more")
 
     def recorded(self) -> dict[str, Any]:
         """Return the options for a request and the provenance; {} for the defaults."""

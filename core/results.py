@@ -230,10 +230,10 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any], instead: Mapping[
             raise UsageError(f"{option} is about raw datasets of other libraries", hint=hint)
 
 
-def require_workers(number: int, *, resume: bool = False) -> int:
+def require_workers(number: Any, *, resume: bool = False) -> int:
     """Return the number of worker processes; UsageError if it is negative, or 0 with `resume`."""
-    if number < 0:
-        raise UsageError(f"--num-workers is {number}, expected 0 (no other process) or more")
+    if not isinstance(number, int) or number < 0:
+        raise UsageError(f"--num-workers is {number!r}, expected 0 (no other process) or more")
     if resume and not number:
         raise UsageError("--resume needs worker processes: this one keeps nothing", hint="add --num-workers N")
     return number

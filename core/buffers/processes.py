@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import get_worker_info
 
-from ..errors import UsageError
+from ..errors import require_seed
 from ..storages.base import Storage
 from ..storages.write_log import Counter, WriteJournal
 
@@ -341,9 +341,7 @@ def reseed(generator: torch.Generator) -> None:
 
 def generator_of(seed: int) -> torch.Generator:
     """Return a generator with this seed; UsageError (a ValueError) if torch cannot use the seed."""
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed is {seed!r}, expected an unsigned 64-bit number")
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator().manual_seed(require_seed(seed))
 
 
 def branch(generator: torch.Generator, *key: int) -> None:

@@ -24,6 +24,7 @@ from ..errors import (
     keywords_of,
     refuse_misspelt,
     require_flags,
+    require_number,
     require_share,
     suggests_keywords,
 )
@@ -273,11 +274,9 @@ def prefill_replay_buffer(
 
     UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ.
     """
-    for name, value in (("n_samples", n_samples), ("chunk_size", chunk_size)):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value!r}, expected a number from 1")
+    require_number("chunk_size", chunk_size, 1)
     size = _elements_of(dataset)
-    if n_samples is None or n_samples >= size:
+    if n_samples is None or require_number("n_samples", n_samples, 1) >= size:
         for rows in _all_rows(dataset, chunk_size):
             rb.extend(rows)
         return rb

@@ -280,7 +280,9 @@ def write_file(path: Path, data: bytes, *, within: int | None = None, synced: bo
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Replace `~` by the home folder; UsageError if the user has none."""
+    """Replace `~` by the home folder; UsageError if the user has none, and for a path with a NUL character."""
+    if "\0" in os.fspath(path):
+        raise UsageError(f"{os.fspath(path)!r} is not a path: it has a NUL character")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -27,7 +27,7 @@ from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.processes import SharedGuard
 from ..buffers.replay_buffer import ReplayBuffer
 from ..datasets.load_dataset import load_dataset
-from ..errors import NoLengthError, SchemaError, UsageError, require_number, suggests_keywords
+from ..errors import NoLengthError, SchemaError, UsageError, require_number, require_seed, suggests_keywords
 from ..options import PathLike
 from ..samplers.base import Sampler
 from ..samplers.ensemble import SamplerEnsemble
@@ -828,9 +828,7 @@ def torch_dataset(
     shard = shard_of_process(rank, world_size)
     if seed is None and shard.ranks > 1:
         raise UsageError(f"{shard.ranks} ranks have no seed in common, and would draw the same elements", hint="seed=0")
-    seed = secrets.randbits(63) if seed is None else seed
-    if not 0 <= seed < 1 << 64:
-        raise UsageError(f"the seed is {seed!r}, expected a number of 64 bits without sign")
+    seed = secrets.randbits(63) if seed is None else require_seed(seed)
     options = {"transform": transform, "collate_fn": collate_fn, "root": root}
     options |= {} if windows is None else {"windows": windows}
     options |= {"texts": True} if texts else {}
@@ -868,7 +866,7 @@ def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
         raise UsageError(f"rank is {rank} and world_size is {world_size}, expected both or none")
     if rank is None or world_size is None:
         rank, world_size = _own_rank()
-    if world_size < 1 or not 0 <= rank < world_size:
+    if not 0 <= require_number("rank", rank, 0) < require_number("world_size", world_size, 1):
         raise UsageError(f"rank is {rank} of {world_size}, expected a number from 0 to world_size - 1")
     return Shard(rank, world_size)
 

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from ..buffers.data_loader import SharedSlots, fetcher_asking, serve
 from ..buffers.replay_buffer import ReplayBuffer
-from ..errors import EmptyPartError, SchemaError, UsageError, require_number
+from ..errors import EmptyPartError, SchemaError, UsageError, require_number, require_seed
 from ..loading.torch_dataset import (
     Feed,
     LoaderDataset,
@@ -108,7 +108,7 @@ class StreamDataset(LoaderDataset, IterableDataset[Any]):
         if shards < self._rank.ranks:
             raise UsageError(f"there are {shards} shards for {self._rank.ranks} ranks, one each is needed")
         self.slots = SharedSlots()
-        self.passes = Passes(secrets.randbits(63) if seed is None else seed)
+        self.passes = Passes(secrets.randbits(63) if seed is None else require_seed(seed))
         self._loads, self._saved = 0, _Saved(())
         self._own: Mapping[str, Any] | None = None  # a state that was loaded in this worker itself
         self._before: Mapping[str, Any] | None = None  # the place of a batch that is being made, or that failed

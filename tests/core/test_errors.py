@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from torch._utils import ExceptionWrapper
 
-from rbtool.core.errors import FormatError, MissingKeyError, RbtoolError, UsageError, did_you_mean, require_share
+from rbtool.core.errors import (
+    FormatError,
+    MissingKeyError,
+    RbtoolError,
+    UsageError,
+    did_you_mean,
+    require_seed,
+    require_share,
+)
 
 NAMES = ["action", "observation.image", "next.reward", "observation.position"]
 
@@ -85,3 +93,10 @@ def test_shares_are_numbers_of_any_kind() -> None:
     for other in (True, np.True_, "0.5", None, 1.5, -0.1, float("nan")):
         with pytest.raises(UsageError):
             require_share("it", other)
+
+
+def test_seeds_are_unsigned_integers_of_python_or_numpy() -> None:
+    assert [require_seed(seed) for seed in (0, np.int64(7), (1 << 64) - 1)] == [0, 7, (1 << 64) - 1]
+    for seed in (-1, 1 << 64, 1.5, "1", None):
+        with pytest.raises(ValueError, match="expected an unsigned 64-bit number"):
+            require_seed(seed)

@@ -103,8 +103,9 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
         sized = load_dataset(walks, 8, seed=0)
         few = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), sized, 5, chunk_size=2)
     assert len(few) == 5
-    with pytest.raises(rbtool.UsageError):
-        prefill_replay_buffer(few, dataset, 0)
+    for count in (0, 1.5):
+        with pytest.raises(rbtool.UsageError, match=f"n_samples is {count}, expected a number from 1"):
+            prefill_replay_buffer(few, dataset, count)  # type: ignore[arg-type]
 
 
 def mixture(walks: Path, count: int = 2, **arguments: Any) -> ReplayBufferEnsemble:

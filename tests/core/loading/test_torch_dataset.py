@@ -252,8 +252,11 @@ class Reversed(rbtool.SamplerWithoutReplacement):
         ({"rank": 0, "world_size": 2, "seed": None}, "no seed in common"),
         ({"rank": 2, "world_size": 2}, "rank is 2 of 2"),
         ({"rank": 1}, "both or none"),
+        ({"rank": "0", "world_size": 2}, "rank is '0'"),
         ({"seed": -1}, "the seed is -1"),
-        ({"seed": 1 << 64}, "64 bits"),
+        ({"seed": 1 << 64}, "64-bit"),
+        ({"seed": 1.5}, "the seed is 1.5"),
+        ({"seed": "1"}, "the seed is '1'"),
     ],
 )
 def test_what_makes_no_sense_is_a_value_error(walks: Walks, options: dict[str, Any], message: str) -> None:

@@ -154,6 +154,9 @@ def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
         rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True, prefetch=2))
     with pytest.raises(rbtool.UsageError, match="no seed in common"):
         rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True), rank=0, world_size=2)
+    for seed in (-1, 1.5):
+        with pytest.raises(rbtool.UsageError, match=f"the seed is {seed}"):
+            rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True), seed=seed)  # type: ignore[arg-type]
 
 
 def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
