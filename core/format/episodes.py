@@ -32,7 +32,6 @@ def parse_episodes(text: str) -> list[tuple[int, int | None]]:
     this episode, whereas a range takes the episodes that exist. UsageError for anything but numbers and `A:B` ranges
     joined by commas.
     """
-
     ranges: list[tuple[int, int | None]] = []
     for part in text.split(","):
         match = _PART.fullmatch(part)
