@@ -446,6 +446,7 @@ def test_an_option_is_taken_or_refused(sampler) -> None:
     ("sampler", "given", "message"),
     [
         ("slice", {"slice_len": 0}, "--slice-len is 0, expected 1 or more"),
+        ("slice", {"slice_len": "3"}, "--slice-len is '3', expected 1 or more"),
         ("slice", {"num_slices": -1}, "--num-slices is -1, expected 1 or more"),
         ("slice", {**LENGTH, "weight": "row"}, "--weight is 'row', expected one of episode, step"),
         ("slice", {**LENGTH, "anchor": "mid"}, "--anchor is 'mid', expected one of any, start, end"),
