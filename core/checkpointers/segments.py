@@ -27,9 +27,8 @@ Each dump adds a segment with the rows that changed. Two rules bound the number 
 A block starts at an offset in the file that is congruent, modulo 4 KiB, to its offset in a tensor with all rows of the
 leaf. Its whole pages can therefore be mapped into the memory of such a tensor:
 
-    tensor of a leaf    |page    |page    |page    |page    |       a run of rows begins within a page
-                             [== block ==========]
-    segment file    …|  zeros [== block ==========]|                 at the same place within a page of the file
+    tensor of a leaf    |        |     ---|--------|--      |       a run of rows, in pages of memory
+    segment file        |00000---|--------|--                       its block, in pages of the file, after a gap
 
 Gaps between blocks are zeros.
 """
