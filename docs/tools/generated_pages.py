@@ -161,7 +161,7 @@ def result_classes() -> list[type[Any]]:
 
 
 def _named(parent: type[Any]) -> list[type[Any]]:
-    """Return all subclasses that declare a kind; `slots` leaves a duplicate of each dataclass, which is in no module."""
+    """Return all subclasses that declare a kind; `slots` leaves copies of dataclasses, which are in no module."""
     found = []
     for child in parent.__subclasses__():
         found += _named(child)
