@@ -239,8 +239,8 @@ def test_a_writer_that_labels_the_callers_data_fails() -> None:
         ("register_storage", lambda self, storage: setattr(self, "_storage", storage), "registered_to_another_storage"),
         ("sync_cursor", lambda self: None, "a_storage_expects_the_next_write"),
         ("resume_after", lambda self: None, "a_load_without_a_state"),
-        ("rotate", lambda self, row: None, "a_full_ring_goes_on_in_a_larger_storage"),
-        ("empty", lambda self, empty_write_count=True: None, "emptied_it_starts_again"),
+        ("rotate", lambda self, row: None, "a_full_ring_continues_in_a_larger_storage"),
+        ("empty", lambda self, empty_write_count=True: None, "an_emptied_writer_starts_again"),
         ("_writable", lambda self: self._storage, "without_a_storage_nothing_can_be_written"),
     ],
 )

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[TensorDict, str]] = {
     "root flag only": (with_entry("truncated", torch.zeros(9, 1, dtype=torch.bool)), "truncated is at the root only"),
     "agents": (with_entry(("next", "done"), torch.zeros(9, 3, 1, dtype=torch.bool)), r"\[3, 1\] numbers a step"),
     "discontinuous": (
-        with_entry(("next", "observation"), torch.zeros(9, 2).double()), "next.observation of step 0 is not what"
+        with_entry(("next", "observation"), torch.zeros(9, 2).double()), "next.observation of step 0 differs"
     ),
     "complex": (with_entry("z", torch.zeros(9, dtype=torch.complex64)), "z is of complex64"),
     "no elements": (with_entry("z", torch.zeros(9, 0)), "z has rows without elements"),
