@@ -15,7 +15,7 @@ FORMATS = (
         title="ALOHA",
         found="HDF5 with action and observations/qpos, or of RoboTwin or RoboMIND; a folder of such files",
         layout="packed",
-        ends="the file; truncated",
+        ends="the end of the file; truncated",
         final="where stored",
     ),
 )

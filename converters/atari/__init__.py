@@ -18,7 +18,7 @@ FORMATS = (
         cache_variable="ATARI_DATASET_DIR",
         found="a folder with $store$_observation_ckpt.N.gz and the like, or with replay_logs of these",
         layout="packed",
-        ends="terminal; a checkpoint that add_count does not join to the one before",
+        ends="terminal; a gap between checkpoints, by their add_count",
         final="no",
     ),
 )

@@ -13,8 +13,8 @@ FORMATS = (
         order=4,
         reader="reader:CalvinReader",
         title="CALVIN",
-        found="a folder with ep_start_end_ids.npy beside an npz a frame, or training and validation with them",
-        ends="the recording, or with --episodes-by annotation the span that has a text; truncated",
+        found="a folder with ep_start_end_ids.npy and one npz per frame, or training and validation folders of these",
+        ends="the end of a recording, or with --episodes-by annotation of an annotated span; truncated",
         final="no",
     ),
 )

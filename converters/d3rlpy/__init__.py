@@ -20,7 +20,7 @@ FORMATS = (
             "from d3rlpy import dataset as d; print(d.ReplayBuffer.load(open({}, 'rb'), d.InfiniteBuffer()).size())",
         ),
         found="HDF5 with columns, num_episodes and version at the root",
-        ends="the arrays of an episode; terminated states how",
+        ends="the end of the arrays of an episode; terminated if that flag is set, else truncated",
         final="no",
     ),
 )

@@ -14,7 +14,7 @@ FORMATS = (
         reader="reader:DapgReader",
         title="DAPG",
         found="a pickle of a list of dictionaries with observations, actions and rewards; needs --trust-pickle",
-        ends="an entry of the list; terminals, timeouts or --ends state how",
+        ends="the end of an entry of the list; terminals, timeouts or --ends state how",
         final="where stored",
     ),
 )

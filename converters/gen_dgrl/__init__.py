@@ -17,7 +17,7 @@ FORMATS = (
         example=("bigfish-1M_E", "bigfish 1M_E"),
         cache_variable="GEN_DGRL_DATASET_DIR",
         found="a .tar.xz, tar or folder of npy files, each a pickled dictionary with observations (--trust-pickle)",
-        ends="the file; dones in its last step is a termination",
+        ends="the end of the file; dones in its last step is a termination",
         final="yes",
     ),
 )

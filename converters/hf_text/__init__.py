@@ -15,7 +15,7 @@ FORMATS = (
         source="reader:HfTextSource",
         title="Hugging Face text",
         example=("CarperAI/openai_summarize_tldr", "tldr"),
-        found="what save_to_disk of the datasets library wrote, with a column of text; or a download of Parquet files",
+        found="a folder of save_to_disk of the datasets library, with a column of text; or a download of Parquet files",
         ends="every row is an episode of one step, terminated",
         final="no",
     ),

@@ -13,8 +13,8 @@ FORMATS = (
         order=21,
         reader="reader:ImitationReader",
         title="imitation",
-        found="npz with obs, acts, indices and terminal; Arrow or Parquet with obs, acts and terminal of a trajectory",
-        ends="indices, or the row; terminal, which --ends interprets",
+        found="npz with obs, acts, indices and terminal; Arrow or Parquet with obs, acts and terminal per trajectory",
+        ends="indices (npz) or the end of a row (folder); --ends interprets terminal",
         final="yes",
     ),
 )

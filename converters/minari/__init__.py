@@ -18,7 +18,7 @@ FORMATS = (
         example=("D4RL/door/human-v2", "door-human-v1"),
         cache_variable="MINARI_DATASETS_PATH",
         found="data/metadata.json with HDF5, Arrow or Parquet files next to it",
-        ends="the episode's group, file or folder; its terminations and truncations",
+        ends="the end of the episode's group, file or folder; terminations and truncations state how",
         final="yes",
         opened=("/data", "import minari; print(minari.MinariDataset({}))"),
     ),

@@ -17,7 +17,7 @@ FORMATS = (
         example=("cube-single-play-v0", "cube-single-play"),
         cache_variable="OGBENCH_DATASET_DIR",
         found="npz with observations, actions and terminals, and without rewards or with valids",
-        ends="terminals or valids, on the row of the last observation; truncated",
+        ends="the row of the last observation, marked by terminals or valids; truncated",
         final="yes",
     ),
 )

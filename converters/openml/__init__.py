@@ -15,7 +15,7 @@ FORMATS = (
         source="reader:OpenmlSource",
         title="OpenML",
         example=("magic", "magic"),
-        found="only rbtool download openml ID: seven tables, in ARFF",
+        found="only by rbtool download openml ID: seven tables, in ARFF",
         ends="every row is an episode of one step, terminated",
         final="no",
     ),

@@ -18,7 +18,7 @@ FORMATS = (
         cache_variable="OPENX_DATASET_DIR",
         found="tar shards with a pickled dictionary of steps for each episode (--trust-pickle)",
         layout="packed",
-        ends="the member of an archive; is_terminal in its last step is a termination, is_last alone a truncation",
+        ends="the end of a member of an archive; terminated by is_terminal in its last step, else truncated",
         final="where stored",
         streams=True,
     ),

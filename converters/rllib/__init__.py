@@ -15,7 +15,7 @@ FORMATS = (
         title="RLlib",
         found="JSON lines, also zipped, or Parquet with obs, actions, rewards and eps_id, dones or new_obs; Parquet of "
         "packed episodes",
-        ends="terminateds or truncateds; dones, which --ends interprets; a gap in t; the last row of an eps_id",
+        ends="terminateds or truncateds; dones, as --ends interprets them; a gap in t; the last row of an eps_id",
         final="where stored",
     ),
 )

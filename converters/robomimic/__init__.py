@@ -19,7 +19,7 @@ FORMATS = (
         opened=("", "import h5py; print(list(h5py.File({})['data']))"),
         example=("lift/ph/low_dim", "lift ph low_dim"),
         found="HDF5 with groups data/demo_N",
-        ends="the group; terminated where dones and a sparse reward or success are set, else truncated, or --ends",
+        ends="the end of the group; terminated by dones with a sparse reward or success, else truncated; or --ends",
         final="where stored",
     ),
 )

@@ -16,7 +16,7 @@ FORMATS = (
         title="RoboSet",
         example=("DAPG(expert)/door_v2d-v1", "door expert"),
         found="HDF5 with groups TrialN, or a folder of such files",
-        ends="the group; terminated where done is set, else truncated, or --ends",
+        ends="the end of the group; terminated by done, else truncated; or --ends",
         final="no",
     ),
 )

@@ -16,8 +16,8 @@ FORMATS = (
         title="Stable-Baselines3",
         written="a pickle for load_replay_buffer",
         opened=("", "from stable_baselines3.common.save_util import load_from_pkl; print(load_from_pkl({}).size())"),
-        found="pickles of a buffer; npz with observations, actions, rewards and dones of a column an environment",
-        ends="dones, of which timeouts are time limits; without timeouts --ends interprets them",
+        found="pickles of a buffer; npz with observations, actions, rewards and dones, one column per environment",
+        ends="dones; truncated by timeouts, else terminated; without timeouts --ends interprets dones",
         final="where stored",
     ),
 )

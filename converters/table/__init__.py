@@ -14,8 +14,8 @@ FORMATS = (
         reader="reader:TableReader",
         overview="reader:overview",
         title="Tables: HDF5, npz, npy, CSV, Parquet",
-        found="only --from table, with --map: what columns mean cannot be detected",
-        ends="the flags in --ends, where --episode-key changes, the end of a file",
+        found="only with --from table and --map: the meaning of columns cannot be detected",
+        ends="the flags of --ends, a change of --episode-key, or the end of a file",
         final="where stored",
     ),
 )

@@ -14,7 +14,7 @@ FORMATS = (
         reader="reader:TianshouReader",
         title="Tianshou",
         found="HDF5 with _meta and _indices or last_index at the root",
-        ends="terminated and truncated; where only done is stored, --ends interprets it",
+        ends="terminated or truncated; if only done is stored, --ends interprets it",
         final="where stored",
     ),
 )

@@ -16,7 +16,7 @@ FORMATS = (
         title="V-D4RL",
         example=("main/walker_walk/random/64px", "walker_walk random 64px"),
         found="npz files with image, action, reward and is_first or the like; HDF5 with observation and step_type",
-        ends="the file, whose last row is_last marks (64px); step_type 2 (84px); discount 0 is a termination",
+        ends="the end of the file, marked by is_last (64px); step_type 2 (84px); discount 0 is a termination",
         final="yes",
     ),
 )

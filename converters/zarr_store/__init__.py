@@ -19,7 +19,7 @@ FORMATS = (
         opened=("", "import zarr; print(zarr.open({}, mode='r')['meta/episode_ends'][:])"),
         found="a Zarr store, folder or zip, with an array meta/episode_ends",
         layout="packed",
-        ends="meta/episode_ends; truncated",
+        ends="the rows in meta/episode_ends; truncated",
         final="no",
         extra="zarr",
         keeps_video=True,

@@ -474,57 +474,63 @@ def _names_from_rbtool(names: Sequence[str]) -> str:
 
 
 DIFFERENT: Mapping[str, str] = {
-    "Binary": "`space` is a BinaryBox of as many members; in TorchRL it is a CategoricalBox of 2",
-    "Bounded": "with `dtype=torch.bool` bounds are cut to False and True, and both values are drawn, in TorchRL always "
-    "True; other bounds that the type cannot hold are refused; integers have a finite `cardinality()`",
-    "Choice": "`cardinality()` and `enumerate()` have each value once; TorchRL counts duplicates",
-    "Composite": "assigning `device` moves the entries, in TorchRL it does nothing; a locked one refuses `del`, `pop`; "
-    "`get` of a missing key raises KeyError; `refine_names` keeps names under an Ellipsis; an empty one has one value",
-    "HERReplayBuffer": "warns where no function computes terminations, so that stored flags belong to old goals",
-    "History": "`append` and `extend` change this object alone, not one that it was indexed from; a chat template "
-    "without a place for a role refuses it, where TorchRL drops the message",
-    "LazyMemmapStorage": "rows with other keys than the storage has are refused, `schema='open'` takes them; a pickle "
-    "of `rb[:]` holds the values, in TorchRL the name of the file; each row keeps its own text, in TorchRL all have "
-    "the first one's",
-    "LazyTensorStorage": "`extend` refuses rows with other keys than the storage has, `schema='open'` takes them; a "
-    "checkpoint keeps the text of each row, in TorchRL all have the first one's; what JSON cannot hold must be the "
-    "same in all rows; the text of `rb[:]` is a copy",
-    "LeRobotExperienceReplay": "the last step of a slice has its next row where that is stored; in TorchRL always NaN",
+    "Binary": "`space` is a BinaryBox with as many members as the spec; in TorchRL it is a CategoricalBox of 2",
+    "Bounded": "with `dtype=torch.bool`, bounds are clipped to False and True and both values are drawn (TorchRL "
+    "always draws True); bounds that the dtype cannot hold are refused; integers have a finite `cardinality()`",
+    "Choice": "`cardinality()` and `enumerate()` count equal values once; TorchRL counts duplicates",
+    "Composite": "assigning `device` moves the entries (in TorchRL it has no effect); a locked spec refuses `del` and "
+    "`pop`; `get` of a missing key raises KeyError; `refine_names` keeps the names under an Ellipsis; an empty spec "
+    "has one value",
+    "HERReplayBuffer": "warns if no function computes terminations, because the stored flags then belong to the old "
+    "goals",
+    "History": "`append` and `extend` change only this object, not the one that it was indexed from; a chat template "
+    "without a place for a role refuses that role (TorchRL drops the message)",
+    "LazyMemmapStorage": "rows whose keys differ from those of the storage are refused unless `schema='open'`; a "
+    "pickle of `rb[:]` contains the values (in TorchRL the name of the file); each row keeps its own text (in TorchRL "
+    "all rows have the text of the first)",
+    "LazyTensorStorage": "`extend` refuses rows whose keys differ from those of the storage unless `schema='open'`; a "
+    "checkpoint keeps the text of each row (in TorchRL all rows have the text of the first); values that JSON cannot "
+    "hold must be the same in all rows; the text of `rb[:]` is a copy",
+    "LeRobotExperienceReplay": "the last step of a slice has its next row if that is stored; in TorchRL it is always "
+    "NaN",
     "MCTSForest": "`get_tree` keeps the last step of a rollout, which TorchRL drops; an unknown root raises KeyError, "
     "not IndexError; `len` counts a step that several rollouts share once",
-    "MultiStep": "takes done flags and rewards with further dimensions; windows end before steps that "
+    "MultiStep": "takes done flags and rewards with additional dimensions; windows end before steps that "
     '`("collector", "mask")` leaves out; `"multi_step"` holds the flags of the last step of each window',
-    "OpenVLAImagePreprocessor": "`backend='pil'` compresses images before it resizes them, as the others do; in "
-    "TorchRL after",
-    "PrioritizedSampler": "grows to a larger storage, with a warning; TorchRL never draws the rows beyond",
+    "OpenVLAImagePreprocessor": "`backend='pil'` compresses images before it resizes them, like the other backends; "
+    "in TorchRL it compresses them afterwards",
+    "PrioritizedSampler": "grows with a warning if the storage is larger; TorchRL never draws the additional rows",
     "PrioritizedSliceSampler": "a `span` of a whole slice or more is refused",
-    "NonTensor": "equality compares shapes, too; with `batched`, a nested example has a datum for each element",
-    "OneHot": "an index counts the dimension of categories, as for values: `spec[..., 0]` raises IndexError; `reshape` "
-    "and `unflatten` cannot change that dimension",
-    "QueryModule": "`in_keys` is a list; the `aggregator` is a SipHash if none is given, also with a `hash_module`",
-    "RayReplayBuffer": "Ray is its only transport: `transport='distributed'` is refused; after `close()` methods raise "
-    "a RuntimeError, in TorchRL errors of Ray",
-    "ReplayBuffer": "a transform added with `invert=True` changes written data by its own `forward`, if it has one, in "
-    "TorchRL always by `_call`; `submit_update_if_present` returns when the update is done",
-    "ReplayBufferEnsemble": "draws other elements than TorchRL from the same seed; `end_streams` is missing",
+    "NonTensor": "equality also compares shapes; with `batched`, a nested example has a datum for each element",
+    "OneHot": "an index counts the dimension of categories, as in a value: `spec[..., 0]` raises IndexError; "
+    "`reshape` and `unflatten` cannot change that dimension",
+    "QueryModule": "`in_keys` is a list; the default `aggregator` is a SipHash, also with a `hash_module`",
+    "RayReplayBuffer": "Ray is the only transport: `transport='distributed'` is refused; after `close()`, methods "
+    "raise RuntimeError (in TorchRL errors of Ray)",
+    "ReplayBuffer": "a transform added with `invert=True` changes written data by its own `forward`, if it has one "
+    "(in TorchRL always by `_call`); `submit_update_if_present` returns when the update is done",
+    "ReplayBufferEnsemble": "draws other elements than TorchRL for the same seed; `end_streams` is missing",
     "RobotDatasetMetadata": "statistics given as integers become float32",
     "Sequence": "also takes a ListStorage that holds tensordicts",
-    "SliceSampler": "`span=k` leaves up to k steps out, as with PrioritizedSliceSampler, in TorchRL slices have k "
-    "steps at least; a ListStorage of tensordicts and end flags with further dimensions are taken; `fragmented` is "
-    "missing",
-    "SliceSamplerWithoutReplacement": "batches have no gaps where trajectories are shorter than a slice",
-    "Stacked": "specs of one shape become a dense spec when they are stacked",
-    "StackedComposite": "iterating yields keys, as of a Composite; `unbind` returns a tuple; `reshape`, `encode` and "
+    "SliceSampler": "`span=k` leaves out up to k steps, as in PrioritizedSliceSampler (in TorchRL slices have at "
+    "least k steps); a ListStorage of tensordicts and end flags with additional dimensions are accepted; `fragmented` "
+    "is missing",
+    "SliceSamplerWithoutReplacement": "batches have no gaps if trajectories are shorter than a slice",
+    "Stacked": "specs of the same shape are stacked to a dense spec",
+    "StackedComposite": "iterating yields keys, as in Composite; `unbind` returns a tuple; `reshape`, `encode` and "
     "all indices work",
-    "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` does, too",
-    "TensorDictMap": "has `out_keys` before the first write, too; a later value may lack or bring no entries",
-    "TensorDictMaxValueWriter": "`get_insert_index` only says where `add` would write; in TorchRL it takes the place",
+    "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` makes them, too",
+    "TensorDictMap": "has `out_keys` even before the first write; later values may lack entries or have additional "
+    "ones",
+    "TensorDictMaxValueWriter": "`get_insert_index` only returns where `add` would write; in TorchRL it reserves the "
+    "place",
     "TensorDictReplayBuffer": "`sample(0)` is refused",
     "TensorSpec": "`expand(-1)` keeps sizes other than 1; a list of True and False is a mask, as in torch",
-    "Trajectory": "one of a buffer reads and transforms entries when they are used; a stack of several has no `length`",
-    "Tree": "the root has a hash, and `vertices(key_type='hash')` are keyed by hashes",
-    "UniformActionTokenizer": "bounds that differ from `action_dim` in number are refused; actions of half precision "
+    "Trajectory": "a trajectory of a buffer reads and transforms entries when they are used; a stack of several has "
+    "no `length`",
+    "Tree": "the root has a hash, and `vertices(key_type='hash')` uses hashes as keys",
+    "UniformActionTokenizer": "bounds whose number differs from `action_dim` are refused; actions of half precision "
     "are not rounded further",
-    "validate_vla_tensordict": "looks at every instruction of a stack, and refuses text as actions",
+    "validate_vla_tensordict": "checks every instruction of a stack, and refuses text as actions",
 }
 """Names that exist in TorchRL and rbtool and behave differently on purpose, and how they differ."""
