@@ -50,7 +50,9 @@ class Pages:
     def __init__(self, pages: mmap.mmap) -> None:
         self._pages = pages
         self._size = len(pages)
-        advise_random(pages)
+        if hasattr(mmap, "MADV_RANDOM"):
+            with contextlib.suppress(OSError):
+                pages.madvise(mmap.MADV_RANDOM)
 
     def expect(self, starts: NDArray[Any], lengths: int | NDArray[Any]) -> None:
         """Advise the kernel that `lengths` bytes from each of the offsets `starts` are read next."""
@@ -68,14 +70,6 @@ class Pages:
         with contextlib.suppress(OSError):
             for begin, size in zip(begins.tolist(), (stops - begins).tolist(), strict=True):
                 advise(will_need, begin, size)
-
-
-def advise_random(pages: mmap.mmap) -> None:
-    """Advise the kernel that a mapped file is read in random order."""
-    advice = getattr(mmap, "MADV_RANDOM", None)
-    if advice is not None:
-        with contextlib.suppress(OSError):
-            pages.madvise(advice)
 
 
 def tensor_of(array: Array, field: Field) -> torch.Tensor:
