@@ -188,7 +188,7 @@ class SharedSlots:
         self._open(_anonymous_files(_HEADER, _LANES * _SLOTS * CAPACITY), secrets.randbits(63), os.getpid())
 
     def _open(self, descriptors: list[int], token: int, home: int) -> None:
-        """Map the numbers; `descriptors` are those of the files of the numbers and of the slots, or none."""
+        """Map the numbers; `descriptors` are the files of the numbers and of the slots, or an empty list."""
         self._descriptors, self._token, self._home = descriptors, token, home
         self._lanes: dict[int, torch.Tensor] = {}
         self._own: tuple[int, int] | None = None

@@ -100,7 +100,7 @@ class ConditionalUpdateResult(TensorClass["nocast"]):  # type: ignore[type-arg, 
     Attributes:
         updated: whether the record was applied, bool `[N]`. Without versions, this includes records that a later record
             for the same element replaced.
-        version_rejected: whether the element still exists, but its version, or that of another record, is newer, bool
+        version_rejected: whether the element still exists, but its version, or another record for it, is newer, bool
             `[N]`; None for updates without versions.
 
     All other records are stale: their element was overwritten, or never written.

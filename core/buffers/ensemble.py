@@ -400,7 +400,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
         p: weights of the members, see `SamplerEnsemble`; can be assigned later.
         temperature: weights are raised to `1 / temperature`; can be assigned later.
         sample_from_all, num_buffer_sampled: how many members take part in a batch, see `SamplerEnsemble`.
-        batch: `"exact"` makes batches `[B]` of any size B, in which the rows of one member follow those of another.
+        batch: `"exact"` makes batches `[B]` of any size B, in which the rows of each member are consecutive.
         schema: what to do about entries that only some members have: `"error"`, `"intersect"` (leave them out, see
             `dropped_keys`) or `"union"` (fill gaps with zeros, and add a mask). `schema_report()` lists the
             differences.
@@ -698,8 +698,8 @@ class ReplayBufferEnsemble(ReplayBuffer):
         Returns:
             A tensordict `[n]`: `"buffer_ids"`, int64 `[n]`, the members; `"index"`, int64 `[n]` or `[n, ndim]`, the
             elements there; and `"index_generation"`, int64 `[n]`, which is -1 if the writer does not track generations.
-            The order is that of the data, flattened; if members have transforms that hold data back, rows are in the
-            order of the members.
+            They have the same order as the rows of the data, flattened; if members have transforms that hold data back,
+            they are ordered by member.
 
         Raises:
             EnsembleWriteError: (a RuntimeError and a TypeError) the ensemble has no routing.
@@ -1204,7 +1204,7 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def paused(self) -> HoldAll:
         """Return a context that excludes draws, and writers to the members."""
         members = sorted(self._members, key=lambda member: member.guard.rank)
-        # The locks are taken in the order of a draw: the ensemble's own first, then those of the members.
+        # The locks are taken in the order of a draw: the ensemble's own locks first, then the members' locks.
         return HoldAll([super().paused(), *(member.paused() for member in members)])
 
     # State -----------------------------------------------------------------------------------------

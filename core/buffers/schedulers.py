@@ -233,7 +233,7 @@ class SchedulerList:
         """
         states, before = state_dict.get("schedulers"), self.state_dict()["schedulers"]
         if not isinstance(states, list) or len(states) != len(self.schedulers):
-            found = f"those of {len(states)}" if isinstance(states, list) else "none"
+            found = len(states) if isinstance(states, list) else "none"
             raise SchemaError(f"expected the states of {len(self.schedulers)} schedulers, found {found}")
         try:
             for scheduler, state in zip(self.schedulers, states, strict=True):

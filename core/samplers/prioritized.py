@@ -792,7 +792,7 @@ def at_least_zero(name: str, value: float) -> float:
 
 
 class StartTree(PriorityTree):
-    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only those of legal starts of slices.
+    """Two trees on the CPU: `whole` has the weights of all elements, `starts` only the weights of legal first steps.
 
     Draws and the total refer to the legal starts, everything else to all elements. Initially no start is legal; `allow`
     and `allow_only` change that.

@@ -167,7 +167,7 @@ class FixedBoundaries(BoundarySource):
 
 
 def changes_of(ids: Array) -> Ends:
-    """Return where ids `[rows, lanes, further]` differ from those of the next row; False for the last row."""
+    """Return where ids `[rows, lanes, further]` differ from the ids of the next row; False for the last row."""
     found = np.zeros(ids.shape[:2], bool)
     np.any(ids[1:] != ids[:-1], axis=2, out=found[:-1])
     return found

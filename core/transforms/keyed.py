@@ -49,7 +49,7 @@ def in_next(key: Path) -> Path | None:
 
 
 def under_next(keys: Iterable[Path]) -> frozenset[Path]:
-    """Return those of the keys that are under `next`."""
+    """Return the keys that are under `next`."""
     return frozenset(key for key in keys if key[0] == NEXT)
 
 

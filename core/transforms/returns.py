@@ -263,9 +263,9 @@ class MultiStep(nn.Module):
     """Makes n-step transitions from a batch of steps `[T]` or `[..., T]`, as a collector's post-processing.
 
     The window of a step has m = min(`n_steps`, steps to the end of its trajectory or batch) steps. Entries under `next`
-    are replaced by those of the last step of the window. Each reward under `next` is replaced by the sum of gamma^i
-    times the rewards in the window (in float64, rounded once); the original reward is kept as `original_<name>` next to
-    it. New entries, with one value per step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and
+    are replaced by the entries of the last step of the window. Each reward under `next` is replaced by the sum of
+    gamma^i times the rewards in the window (in float64, rounded once); the original reward is kept as `original_<name>`
+    next to it. New entries, with one value per step, are `steps_to_next_obs` (m, int64), `gamma` (gamma^m, float32) and
     `nonterminal` (m > 1; False where `("collector", "mask")` is False).
 
     The flags under `next` are kept, as they mark where trajectories end in a buffer. The flags of the window's last

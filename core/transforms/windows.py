@@ -358,7 +358,7 @@ class StoredFrameStack(_Stack):
 
     def change(self, value: torch.Tensor, key: Path, data: TensorDictBase) -> NoReturn:
         raise SchemaError(
-            f"a {type(self).__name__} reads the frames before those of a batch, which only a buffer can provide",
+            f"a {type(self).__name__} reads the frames before the frames of a batch, which only a buffer can provide",
             hint="make it the first transform of a buffer, or of each member of an ensemble",
         )
 
