@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 from functools import cached_property
@@ -106,11 +107,15 @@ class BufferSteps(PassedSteps):
             finished = np.setdiff1d(self._ends, self._unfinished)
             low, high = np.searchsorted(finished, (start, stop))
             done[finished[low:high] - start] = True
+            for flag in (NEXT_TERMINATED, NEXT_TRUNCATED):  # which may be set inside an episode, too
+                if flag in self._known:
+                    flags: Array = self.source.read(flag, start, stop)
+                    done |= flags.reshape(len(flags), math.prod(flags.shape[1:])).any(1, keepdims=True)
         if key == NEXT_DONE:
             return done
         other = NEXT_TRUNCATED if key == NEXT_TERMINATED else NEXT_TERMINATED
         if other in self._known:
-            flags: Array = self.source.read(other, start, stop) != 0
+            flags = self.source.read(other, start, stop) != 0
             if flags.size != done.size:  # a flag for each agent, but a single `done`
                 flags = flags.reshape(len(flags), -1).any(1).reshape(-1, *[1] * (done.ndim - 1))
             else:

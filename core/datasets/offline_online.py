@@ -272,7 +272,8 @@ def prefill_replay_buffer(
     other, or elements drawn by its weights; its `schema` applies to entries that differ between members, and without
     one they are refused.
 
-    UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ.
+    UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ, and, with
+    nothing written, for chunks that the sampler of the dataset cannot draw.
     """
     require_number("chunk_size", chunk_size, 1)
     size = _elements_of(dataset)
@@ -280,6 +281,8 @@ def prefill_replay_buffer(
         for rows in _all_rows(dataset, chunk_size):
             rb.extend(rows)
         return rb
+    for count in {min(chunk_size, n_samples), n_samples % chunk_size} - {0}:
+        dataset.sampler.check_batch_size(count)  # before anything is written
     missing = n_samples
     while missing:
         with warnings.catch_warnings():  # drawing chunks instead of batches is intended

@@ -108,6 +108,14 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
             prefill_replay_buffer(few, dataset, count)  # type: ignore[arg-type]
 
 
+def test_a_prefill_with_a_chunk_that_cannot_be_drawn_writes_nothing(walks: Path) -> None:
+    rb = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+    slices = load_dataset(walks, 4, sampler=rbtool.SliceSampler(slice_len=2, strict_length=False), seed=0)
+    with pytest.raises(rbtool.SchemaError, match="1 is not divisible by slice_len=2"):
+        prefill_replay_buffer(rb, slices, 9, chunk_size=4)
+    assert len(rb) == 0
+
+
 def mixture(walks: Path, count: int = 2, **arguments: Any) -> ReplayBufferEnsemble:
     """An ensemble of the dataset, and of rings whose rows have other actions."""
     dataset = load_dataset(walks, seed=0)

@@ -180,6 +180,23 @@ def test_an_export_marks_an_open_end(tmp_path: Path) -> None:
         assert file["next.truncated"].reshape(-1).tolist() == [False, False, False, True]
 
 
+@each("name", ["terminated", "truncated"])
+def test_a_missing_done_is_set_at_flags_inside_an_episode_too(tmp_path: Path, name: str) -> None:
+    data = plain_steps([2, 3], last_open=False)
+    data = data.exclude(("next", "done"), ("next", "terminated"), ("next", "truncated"))
+    data["episode"] = torch.zeros(5, dtype=torch.int64)
+    data["next", name] = torch.tensor([0, 1, 0, 0, 1]).bool().unsqueeze(1)
+    result = convert(tree(tmp_path / "tree", data), tmp_path / "made")
+    with open_steps(result.path) as reader:
+        flags = {
+            one: reader.read(("next", one), 0, 5).reshape(-1).tolist() for one in ("done", "terminated", "truncated")
+        }
+    none = [False] * 5
+    set_there = [False, True, False, False, True]
+    assert flags == {"done": set_there, "terminated": none, "truncated": none} | {name: set_there}
+    assert {finding.rule for finding in rbtool.check(result.path).findings} == {"TED004", "TED006"}  # not TED003
+
+
 def test_a_done_flag_alone_is_an_end(tmp_path: Path) -> None:
     data = plain_steps([2, 3], last_open=False).exclude(("next", "terminated"), ("next", "truncated"), "episode")
     result = convert(tree(tmp_path / "tree", data), tmp_path / "made")
