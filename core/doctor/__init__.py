@@ -1,1 +1,1 @@
-"""Rules of behaviour for `check`: signs that a policy cannot be trained from data whose form is right."""
+"""Rules of behaviour for `check`: signs that a policy cannot learn from data although their form is right."""

@@ -1,4 +1,4 @@
-"""The doctor: all rules of behaviour in one pass, and those about the metadata that a source keeps."""
+"""The doctor: runs all rules of behaviour in one pass over the rows, and checks the metadata of the source."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ from .rules import BY_ID, ENTRIES, Profile, Report, Thresholds, of_episodes
 _INFO, _STATS, _EPISODE_STATS = "meta/info.json", "meta/stats.json", "meta/episodes_stats.jsonl"
 _RANGE = re.compile(r"(\d+):(\d+)")
 _FILES = (".parquet", ".mp4")
-_OF_EPISODES = {"mean": "mean", "min": "low", "max": "high", "std": "variance"}
-"""Statistics of episodes, and the measures of the rows that they are compared with."""
+_MEASURE_OF = {"mean": "mean", "min": "low", "max": "high", "std": "variance"}
+"""The stored statistics of an episode, and the measures of its rows that they are compared with."""
 _LEAST_ROWS = 100
-"""Rows from which on quantiles are compared: some tools estimate them from histograms."""
+"""The number of rows from which quantiles are compared; of fewer rows, estimates from histograms are far off."""
 _MOST_ALIKE = 256
-"""Episodes of which frames are decoded to find out whether they are copies, unless all are decoded."""
+"""The largest number of possible copies whose frames are decoded, if not all frames are decoded anyway."""
 _MOST_TASKS, _MOST_PAIRS = 10_000, 300
+"""The largest number of tasks that are compared, and the largest number that are compared in pairs for typos."""
 _ARTICLES = frozenset({"a", "an", "the"})
 
 
 class Doctor(Rule):
-    """Sees all rows once, and the decoded frames of videos, and reports what is unusual.
+    """The rules of behaviour: they see all rows and the decoded frames of videos once, and report what is unusual.
 
     Args:
         fields: the fields of the rows.
-        path: the dataset; `is_raw` states that it is of another library.
-        documents: the metadata files of the source by name.
-        renamed: the names of fields by the names that the source has for them.
+        path: the dataset.
+        is_raw: whether the dataset is in the format of another library.
+        documents: the metadata files of the source, by name.
+        renamed: the name of each field, by its name in the source.
         limits: the thresholds.
-        profiles: which rules report; None for those about data, and those about robots where there are cameras or a
-            rate.
+        profiles: which rules report; None for the rules about data, and also the rules about robots if the dataset has
+            cameras, time stamps or a rate.
     """
 
     rule_id = ""
@@ -85,27 +87,27 @@ class Doctor(Rule):
 
     @property
     def count(self) -> int:
-        """How many rules report."""
+        """The number of rules that report."""
         return sum(one.profile in self.profiles for one in ENTRIES)
 
     def see(self, rows: Rows) -> None:
-        with np.errstate(all="ignore"):  # other rules report what is not finite
+        with np.errstate(all="ignore"):  # TED007 reports values that are not finite
             self._rows.see(rows)
             if "robot" in self.profiles:
                 self._pictures.see(rows)
 
     def has_frames(self, video: int, frames: int) -> None:
-        """State how many frames a video has to which rows refer."""
+        """Set the number of frames of a video that rows refer to."""
         self._pictures.has_frames(video, frames)
 
     def eye(self, video: int) -> Eye | None:
-        """Return what takes frames of a video in order, from any thread; None where nothing looks at them."""
+        """Return an object that takes the frames of a video in order, in any thread; None if no rule needs them."""
         return self._pictures.eye(video) if "robot" in self.profiles else None
 
     def wanted_frames(self) -> list[tuple[int, int]]:
-        """Return frames of kept videos that have to be decoded, of possible copies: pairs of a video and a frame.
+        """Return frames of episodes that may be copies, which have to be decoded: pairs of a video and a frame.
 
-        To be called once all rows were seen.
+        Call it after all rows were seen.
         """
         if "robot" not in self.profiles or "data" not in self.profiles:
             return []
@@ -115,16 +117,16 @@ class Doctor(Rule):
 
     @property
     def most_pictures(self) -> int:
-        """How many decoded frames can be looked at, for about 90 bytes each."""
+        """The largest number of decoded frames that are compared; each takes about 90 bytes of memory."""
         return MOST_PICTURES
 
     @property
     def notes(self) -> list[str]:
-        """What was not looked at."""
+        """Sentences about data that were not compared."""
         return self._pictures.notes()
 
     def findings(self) -> list[Finding]:
-        """Return what was found without texts and files."""
+        """Return the findings of all rules that need neither texts nor files."""
         return self.findings_about({}, whole=False)
 
     def findings_about(
@@ -138,10 +140,10 @@ class Doctor(Rule):
         """Return all findings.
 
         Args:
-            texts: the texts of each episode by its number.
-            whole: whether all episodes of the source were seen: then totals and statistics are compared.
-            steps: the steps of a source, with those that a conversion leaves out.
-            metadata: what the metadata of a source state.
+            texts: the texts of each episode, by its number.
+            whole: whether all episodes of the source were seen, so that totals and statistics can be compared.
+            steps: the number of steps in the source, including those that a conversion leaves out.
+            metadata: the parsed metadata of the source.
         """
         report = Report(self._path, self._is_raw, rate=self._rate)
         with np.errstate(all="ignore"):
@@ -165,7 +167,7 @@ class Doctor(Rule):
         return report.findings
 
     def findings_of_metadata(self, metadata: SourceMetadata) -> list[Finding]:
-        """Return what the metadata of a source say, of which no row was seen."""
+        """Return the findings about the metadata of a source alone, without reading any row."""
         report = Report(self._path, self._is_raw, rate=self._rate, numbers=sorted(metadata.lengths))
         lengths = [length or 0 for length in metadata.lengths.values()]
         self._check_totals(report, None if 0 in lengths else sum(lengths), metadata)
@@ -195,17 +197,17 @@ class Doctor(Rule):
         for name, there in counts.items():
             stated = self._info.get(name)
             if isinstance(stated, int) and there is not None and stated != there:
-                report.add("MET002", f"{_INFO} states {name} {stated:,}, there are {there:,}", figure=there,
+                report.add("MET002", f"{_INFO} states {name} {stated:,}, but there are {there:,}", figure=there,
                            threshold=stated)  # fmt: skip
         covered = [number for numbers in self._splits().values() for number in numbers]
         if covered and (lost := sorted(set(report.numbers) - set(covered))):
-            report.add("MET002", f"{of_episodes(lost)}: in no split that {_INFO} states", episodes=lost,
+            report.add("MET002", f"{of_episodes(lost)}: in no split of {_INFO}", episodes=lost,
                        figure=len(lost))  # fmt: skip
         if missing := sorted(set(covered) - set(report.numbers)):
-            report.add("MET002", f"{of_episodes(missing)}: in a split that {_INFO} states, and not there",
+            report.add("MET002", f"{of_episodes(missing)}: in a split of {_INFO}, but not in the data",
                        figure=len(missing))  # fmt: skip
         if twice := sorted(number for number, count in Counter(covered).items() if count > 1):
-            report.add("MET002", f"{of_episodes(twice)}: in more than one split that {_INFO} states", episodes=twice,
+            report.add("MET002", f"{of_episodes(twice)}: in more than one split of {_INFO}", episodes=twice,
                        figure=len(twice))  # fmt: skip
         if metadata is not None and self._rows.has("index"):
             self._check_index(report, metadata)
@@ -213,7 +215,7 @@ class Doctor(Rule):
             report.add("MET002", text, episodes=numbers, figure=len(numbers))
 
     def _check_index(self, report: Report, metadata: SourceMetadata) -> None:
-        """Compare the numbers of rows in the dataset with the lengths of the episodes before theirs."""
+        """Check that `index` counts the rows of the dataset, given the lengths of the episodes before each row."""
         lengths = [metadata.lengths[number] for number in sorted(metadata.lengths)]
         if None in lengths:
             return
@@ -225,7 +227,7 @@ class Doctor(Rule):
                 wrong.append(number)
             seen.add(number)
         if wrong:
-            text = f"{of_episodes(wrong)}: index does not count the rows of the dataset"
+            text = f"{of_episodes(wrong)}: index is not the number of the row in the dataset"
             report.add("MET002", text, episodes=wrong, figure=len(wrong))
 
     def _check_statistics(self, report: Report, steps: int | None, metadata: SourceMetadata | None) -> None:
@@ -234,7 +236,9 @@ class Doctor(Rule):
         of_episodes_alone = self._info.get("codebase_version") == "v2.1" and not stored
         if not stored and self._features and _STATS not in self._documents and self._is_raw and not of_episodes_alone:
             report.add("MET001", f"there is no {_STATS}")
-        required = self._with_statistics(stored, {*self._rows.states.components, *self._rows.actions.components})
+        required = self._features_with_statistics(
+            stored, {*self._rows.states.components, *self._rows.actions.components}
+        )
         for name in self._features if stored else ():
             key = self._key_of[name]
             feature = _mapping(self._features[name])
@@ -242,7 +246,7 @@ class Doctor(Rule):
                 continue
             if name not in stored:
                 if name in required:
-                    report.add("MET001", f"{_STATS} has nothing about {name}")
+                    report.add("MET001", f"{_STATS} has no statistics of {name}")
                 continue
             found = _mapping(stored[name])
             problem = _odd_statistics(found)
@@ -254,10 +258,10 @@ class Doctor(Rule):
         if metadata is not None and moments:
             self._check_episode_statistics(report, metadata.statistics, required=of_episodes_alone)
 
-    def _with_statistics(self, stored: Mapping[str, Any], seen: Collection[str]) -> set[str]:
-        """Return the features that need statistics: observations and actions, and cameras where another one has them.
+    def _features_with_statistics(self, stored: Mapping[str, Any], seen: Collection[str]) -> set[str]:
+        """Return the features that need statistics: observations and actions, and all cameras if one has statistics.
 
-        Without statistics of any camera, pictures are normalised by constants.
+        If no camera has statistics, training code normalises pictures by constants.
         """
         cameras = {name for name, one in self._features.items() if _mapping(one).get("dtype") in ("image", "video")}
         vectors = {
@@ -269,18 +273,22 @@ class Doctor(Rule):
         return vectors | (cameras if cameras & stored.keys() else set())
 
     def _check_brightness(self, report: Report, stored: Mapping[str, Any]) -> None:
-        """Compare the statistics of pictures, of which rows were decoded, roughly: they are of samples."""
+        """Compare the stored means of pictures with those of the decoded frames, roughly: both are of samples."""
         for name, key in self._key_of.items():
             light = self._pictures.brightness.get(key)
             mean = _vector(_mapping(stored.get(name)).get("mean"), 3)
             if light is not None and mean is not None and abs(float(mean.mean()) - light / 255) > self._limits.picture:
-                text = f"{_STATS}: {name}: mean is {mean.mean():.3f}, pictures have {light / 255:.3f}"
+                text = f"{_STATS}: {name}: mean is {mean.mean():.3f}, but {light / 255:.3f} in the pictures"
                 report.add("MET001", text, figure=float(mean.mean()) - light / 255, threshold=self._limits.picture)
 
     def _contradiction(
         self, stored: Mapping[str, Any], found: Mapping[str, Any], steps: int | None
     ) -> tuple[str, float, float] | None:
-        """Compare the statistics of a feature with its rows, of which the last ones of episodes may be left out."""
+        """Compare the stored statistics of a feature with its rows; return a sentence, the error and its threshold.
+
+        A conversion may leave out the last step of each episode, so the statistics may cover more steps than the
+        rows: the errors that the missing share of steps can explain are allowed.
+        """
         limits, rows = self._limits, int(found["rows"])
         total = steps or self._info.get("total_frames")
         lost = min(max(0, total - rows), rows) / rows if isinstance(total, int) else 0.0
@@ -293,9 +301,9 @@ class Doctor(Rule):
             apart = np.abs(value - found[name]) / unit
             at = int((apart - room).argmax())
             if apart[at] > limits.mean + room[at]:
-                said = "standard deviations" if name == "mean" else "of it"
+                size = f"{apart[at]:.1f} standard deviations" if name == "mean" else f"{apart[at]:.0%}"
                 return (
-                    f"{name}[{at}] is {value[at]:.4g}, the data have {found[name][at]:.4g}: {apart[at]:.1f} {said}",
+                    f"{name}[{at}] is {value[at]:.4g}, but {found[name][at]:.4g} in the data: it is off by {size}",
                     float(apart[at]), limits.mean,
                 )  # fmt: skip
         for name, value in stored.items():
@@ -305,7 +313,7 @@ class Doctor(Rule):
             low, high = found["quantiles"][name]
             beyond = np.maximum(low - quantile, quantile - high) / span
             if beyond[at := int(beyond.argmax())] > limits.quantile + lost:
-                text = f"{name}[{at}] is {quantile[at]:.4g}, the data have about {low[at] / 2 + high[at] / 2:.4g}"
+                text = f"{name}[{at}] is {quantile[at]:.4g}, but about {low[at] / 2 + high[at] / 2:.4g} in the data"
                 return text, float(beyond[at]), limits.quantile
         for name, sign in (("min", -1), ("max", 1)):
             value = _vector(stored.get(name), len(width))
@@ -313,28 +321,28 @@ class Doctor(Rule):
                 continue
             beyond = sign * (found[name] - value) / span
             if beyond[at := int(beyond.argmax())] > limits.extreme:
-                text = f"{name}[{at}] is {value[at]:.4g}, the data go to {found[name][at]:.4g}"
+                text = f"{name}[{at}] is {value[at]:.4g}, but the data reach {found[name][at]:.4g}"
                 return text, float(beyond[at]), limits.extreme
             within = limits.extreme + (0.5 if lost else 0.0)
             if -beyond[at := int((-beyond).argmax())] > within:
-                text = f"{name}[{at}] is {value[at]:.4g}, the data only go to {found[name][at]:.4g}"
+                text = f"{name}[{at}] is {value[at]:.4g}, but the data only reach {found[name][at]:.4g}"
                 return text, float(-beyond[at]), within
         count = _vector(stored.get("count"), 1)
         if count is not None and steps is not None and int(count[0]) != steps:
-            return f"count is {int(count[0]):,}, there are {counted(steps, 'step')}", float(count[0]), float(steps)
+            return f"count is {int(count[0]):,}, but there are {counted(steps, 'step')}", float(count[0]), float(steps)
         return None
 
     def _check_episode_statistics(
         self, report: Report, statistics: Iterable[tuple[int, Mapping[str, Any]]], *, required: bool
     ) -> None:
-        """Compare the statistics of single episodes with those episodes; `required` if there are no others."""
+        """Compare the statistics of single episodes with their rows; `required` if the dataset has no other ones."""
         wrong: dict[tuple[str, str], list[int]] = defaultdict(list)
         lacking: dict[str, list[int]] = defaultdict(list)
         numbers, each = self._rows.of_each()
         rows = {number: at for at, number in enumerate(numbers)}
         name_of = {key: name for name, key in self._key_of.items()}
         measures = {
-            name_of[key]: {name: found[where] for name, where in _OF_EPISODES.items()}
+            name_of[key]: {name: found[where] for name, where in _MEASURE_OF.items()}
             for key, found in each.items() if key in name_of
         }  # fmt: skip
         span = {name: np.median(one["max"] - one["min"], axis=0) for name, one in measures.items()}
@@ -356,13 +364,13 @@ class Doctor(Rule):
                         wrong[name, measure].append(number)
                         break
         for (name, measure), numbers in wrong.items():
-            text = f"the statistics of {of_episodes(numbers)} have another {measure} of {name} than the data"
+            text = f"{of_episodes(numbers)}: the stored {measure} of {name} differs from that of the data"
             report.add("MET001", text, episodes=numbers, figure=len(numbers))
         if required and none:
             report.add("MET001", f"there is neither {_STATS} nor {_EPISODE_STATS}")
         elif required or wrong:
             for name, numbers in lacking.items():
-                text = f"the statistics of {of_episodes(numbers)} have nothing about {name}"
+                text = f"{of_episodes(numbers)}: no statistics of {name} are stored"
                 report.add("MET001", text, episodes=numbers, figure=len(numbers))
 
     def _check_names(self, report: Report) -> None:
@@ -372,13 +380,14 @@ class Doctor(Rule):
                 report.add("MET005", f"{_INFO} has {counted(len(names), 'name')} for {shape[0]} components of {name}",
                            figure=len(names), threshold=shape[0])  # fmt: skip
             elif len(set(names)) < len(names):
-                report.add("MET005", f"{_INFO} has a name twice for {name}", figure=len(names) - len(set(names)))
+                report.add("MET005", f"{_INFO} gives several components of {name} the same name",
+                           figure=len(names) - len(set(names)))  # fmt: skip
 
         lists = [(name, _names(self._features.get(name))) for name in ("observation.state", "action")]
         (one, first), (other, second) = lists
         if first != second and sorted(first) == sorted(second) and first:
             at = next(at for at, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
-            text = f"{_INFO} names the components of {one} and of {other} alike, but in another order"
+            text = f"{_INFO} lists the same names for the components of {one} and of {other}, but in different orders"
             report.add("MET005", text, figure=at)
 
     def _check_tasks(
@@ -396,33 +405,36 @@ class Doctor(Rule):
         for task, numbers in of_text.items():
             if task.strip() and _is_no_task(task):
                 named = json.dumps(task, ensure_ascii=False)
-                report.add("MET003", f"{of_episodes(numbers)}: the task {named} says nothing", episodes=numbers,
-                           figure=len(numbers))  # fmt: skip
+                report.add("MET003", f"{of_episodes(numbers)}: the task {named} is a placeholder or garbled text",
+                           episodes=numbers, figure=len(numbers))  # fmt: skip
         lacking = sorted(set(texts) - {number for numbers in of_text.values() for number in numbers}
                          - {number for number, text in texts.items() if TASKS in text})  # fmt: skip
         if empty:
-            report.add("MET003", f"{of_episodes(empty)}: the task is an empty text", episodes=empty, figure=len(empty))
+            report.add("MET003", f"{of_episodes(empty)}: the task description is empty", episodes=empty,
+                       figure=len(empty))  # fmt: skip
         if lacking:
-            report.add("MET003", f"{of_episodes(lacking)}: no task", episodes=lacking, figure=len(lacking))
+            report.add("MET003", f"{of_episodes(lacking)}: no task description", episodes=lacking,
+                       figure=len(lacking))  # fmt: skip
         for same in _alike(list(of_text)):
             episodes = [number for text in same[1:] for number in of_text[text]]
             named = " and ".join(json.dumps(one, ensure_ascii=False)[:80] for one in same[:3])
-            report.add("MET003", f"nearly equal tasks: {named}", episodes=episodes, figure=len(same), threshold=1)
+            report.add("MET003", f"task descriptions that are nearly the same: {named}", episodes=episodes,
+                       figure=len(same), threshold=1)  # fmt: skip
 
     def _check_task_numbers(
         self, report: Report, texts: Mapping[int, Mapping[str, str]], metadata: SourceMetadata
     ) -> None:
-        """Compare the tasks that rows have with what the metadata state, and the numbers of tasks with their places."""
+        """Compare the tasks of the rows with those in the metadata, and check that tasks are numbered from 0."""
         other = [
             number for number, text in texts.items()
             if (stated := metadata.texts.get(number)) and {*tasks_of(stated)} != {*tasks_of(text)}
         ]  # fmt: skip
         if other:
-            text = f"{of_episodes(other)}: the rows have another task than the metadata of the episode"
+            text = f"{of_episodes(other)}: the task of the rows differs from the task in the metadata of the episode"
             report.add("MET003", text, episodes=other, figure=len(other))
         numbers = sorted(metadata.tasks)
         if numbers and numbers != list(range(len(numbers))):
-            text = f"the numbers of the tasks are not 0 to {len(numbers) - 1}: loaders that take them for places fail"
+            text = f"tasks are not numbered 0 to {len(numbers) - 1}: loaders that use the numbers as indices fail"
             report.add("MET003", text, figure=numbers[-1], threshold=len(numbers) - 1)
 
     def _check_files(self, report: Report, metadata: SourceMetadata | None) -> None:
@@ -440,7 +452,7 @@ class Doctor(Rule):
 
 
 def _alike(tasks: list[str]) -> list[list[str]]:
-    """Group tasks that differ in case and punctuation, or by a letter or two in long ones."""
+    """Group tasks that are equal but for case, punctuation, articles and typos."""
     plain: dict[str, list[str]] = defaultdict(list)
     for task in tasks[:_MOST_TASKS]:
         plain[" ".join(re.findall(r"\w+", task.casefold()))].append(task)
@@ -458,7 +470,7 @@ def _alike(tasks: list[str]) -> list[list[str]]:
 
 
 def _is_typo(one: str, other: str) -> bool:
-    """Whether two texts have the same words but for one, which is spelled otherwise: a letter is missing or another."""
+    """Whether two texts differ by a typo in a single word (a missing letter, or two swapped ones), or in articles."""
     first, second = one.split(), other.split()
     if len(first) != len(second):  # a space or an article
         return one.replace(" ", "") == other.replace(" ", "") or [word for word in first if word not in _ARTICLES] == [
@@ -480,7 +492,7 @@ def _is_typo(one: str, other: str) -> bool:
 
 
 def _is_no_task(text: str) -> bool:
-    """Whether a text is a placeholder, or was decoded wrongly."""
+    """Whether a text is a placeholder, or has characters that could not be decoded."""
     plain = text.strip().casefold().strip(".<>[]_- ")
     return (
         plain in {"", "task", "todo", "test", "none", "null", "nan", "n/a", "na", "tbd", "default", "unknown"}
@@ -501,7 +513,7 @@ def _mapping(found: Any) -> dict[str, Any]:
 
 
 def _names(feature: Any) -> list[str]:
-    """Return the names of the components of a vector, as LeRobot's metadata have them: a list, or one in a mapping."""
+    """Return the names of the components of a vector, which LeRobot's metadata hold as a list, or in a mapping."""
     found = _mapping(feature).get("names")
     if isinstance(found, dict) and len(found) == 1:
         found = next(iter(found.values()))
@@ -509,7 +521,7 @@ def _names(feature: Any) -> list[str]:
 
 
 def _vector(value: Any, width: int) -> Array | None:
-    """Return numbers as a vector; None where they are not as many."""
+    """Return a vector of `width` finite numbers; None if the value is anything else."""
     try:
         found = np.asarray(value, np.float64).reshape(-1)
     except (TypeError, ValueError):
@@ -518,7 +530,7 @@ def _vector(value: Any, width: int) -> Array | None:
 
 
 def _odd_statistics(stored: Mapping[str, Any]) -> tuple[str, float, float] | None:
-    """Say what is wrong with statistics by themselves."""
+    """Return a sentence, a figure and a threshold if statistics contradict each other, whatever the data."""
     values: dict[str, Array] = {}
     for name, value in stored.items():
         try:

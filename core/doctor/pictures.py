@@ -1,9 +1,9 @@
 """Rules of behaviour about pictures: frames of videos, and images in rows.
 
-Of every picture a copy of 8 x 8 grey values is kept with its brightness, its sharpness, and how far it is from the two
-before. How states move is predicted from how the small copies change, as learned from other episodes: where that works
-for all but one, its pictures do not belong to its states. If they fit some steps later, in reverse order, or another
-episode, this is reported.
+Each picture is reduced to a copy of 8 x 8 grey values, its brightness, its sharpness, and its differences from the two
+pictures before it. A regression on the other episodes predicts how states move from how the small copies change. If
+this works for all episodes but one, the pictures of that episode do not belong to its states; the report says whether
+they match the states some steps later, in reverse order, or of another episode.
 """
 
 from __future__ import annotations
@@ -26,27 +26,32 @@ from .rows import RowRules
 from .rules import Report, Thresholds, of_episodes, robust
 
 _SIDE, _SMALL = 48, 8
+"""The sides to which pictures are reduced: approximately, to measure changes, and exactly, to keep a copy."""
 _LEAST_SIDE = 16
+"""The smallest side of an image in rows that counts as a picture."""
 MOST_PICTURES = 1 << 20
-"""Pictures of which something is kept, about 90 bytes each."""
+"""The largest number of pictures that are compared, with about 90 bytes kept for each."""
 _SHIFTS = range(-24, 25)
+"""The delays, in steps, that are tried between pictures and states."""
 _FOLDS = 12
+"""The number of folds of the regression: the states of a fold are predicted from the other folds."""
 _RIDGE = 3e-3
 _LEAST_SPREAD, _GAIN, _BETTER = 0.02, 0.05, 0.2
-"""Of correlations of predicted states: the least deviation in a dataset, and how much better others have to be:
-some steps later or in another episode, and in reverse order."""
+"""The smallest spread of correlations of predicted states that is assumed; how much better the correlation with other
+steps or another episode has to be to be reported; and the same for states in reverse order."""
 _SURE = 0.85
-"""The correlation from which pictures may be foreign that fit nothing else."""
+"""The usual correlation from which pictures are reported even if they match no other states."""
 _MOST_POOR = 64
-"""Episodes whose pictures are compared with the states of all others."""
+"""The largest number of episodes whose pictures are compared with the states of all others."""
 _LONGEST_GLITCH = 4
+"""The largest number of consecutive pictures that are one glitch."""
 _COMPARED = 5
-"""Frames of an episode that are decoded to find out whether it is a copy."""
+"""The number of frames that are decoded to find out whether an episode is a copy."""
 
 
 @dataclass
 class Eye:
-    """What is kept of pictures in order: `frames` are their numbers."""
+    """Measures pictures in the order in which they are decoded, and keeps the measures by frame number."""
 
     frames: list[Array] = field(default_factory=list)
     small: list[Array] = field(default_factory=list)
@@ -58,7 +63,7 @@ class Eye:
     _reached: int = -2
 
     def take(self, first: int, images: Array) -> None:
-        """Take pictures `[n, height, width, channels]`, uint8, of which the first has the number `first`."""
+        """Measure pictures `[n, height, width, channels]`, uint8, with consecutive frame numbers from `first` on."""
         height, width = images.shape[1:3]
         sharp = images[:, :: max(1, height // _SIDE), :, min(1, images.shape[3] - 1)].astype(np.int16)
         few = images[:, :: -(-height // _SIDE), :: -(-width // _SIDE)]
@@ -81,12 +86,12 @@ class Eye:
         self.small.append(_shrunk(grey))
 
     def pause(self) -> None:
-        """State that the next pictures do not follow."""
+        """Do not compare the next picture with the last one, because frames between them were skipped."""
         self._before = None
 
 
 def _shrunk(grey: Array) -> Array:
-    """Return the means of 8 x 8 parts, uint8 `[n, 64]`."""
+    """Return the means of 8 x 8 parts of each picture, uint8 `[n, 64]`."""
     rows = np.linspace(0, grey.shape[1], _SMALL, endpoint=False).astype(int)
     columns = np.linspace(0, grey.shape[2], _SMALL, endpoint=False).astype(int)
     total = np.add.reduceat(np.add.reduceat(grey, rows, axis=1), columns, axis=2)
@@ -95,13 +100,13 @@ def _shrunk(grey: Array) -> Array:
 
 
 def _runs(*numbers: Array) -> list[tuple[int, int]]:
-    """Return where each run of rows starts and stops that are equal in all these arrays."""
+    """Return the start and the stop of each run of rows in which none of the arrays changes."""
     cuts = np.flatnonzero(np.append(True, np.any([one[1:] != one[:-1] for one in numbers], axis=0))).tolist()
     return list(zip(cuts, [*cuts[1:], len(numbers[0])], strict=True))
 
 
 class Frames(NamedTuple):
-    """The frames that rows refer to: as evenly spread from `first` to `last` as may be, or these `others`."""
+    """The frames that consecutive rows refer to: evenly spread from `first` to `last`, unless `others` lists them."""
 
     first: int
     last: int
@@ -121,7 +126,7 @@ class Frames(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """Rows of an episode that follow each other, and where their pictures are."""
+    """Consecutive rows of an episode, and the place of their pictures: a video, or the rows themselves."""
 
     number: int
     place: tuple[Any, ...]
@@ -130,7 +135,7 @@ class _Use(NamedTuple):
 
 @dataclass
 class _Shots:
-    """The pictures of one camera in one episode: `steps` count from its beginning; other arrays have a row each."""
+    """The measures of the pictures of one camera in one episode; `steps` holds the step of each picture."""
 
     steps: Array
     small: Array
@@ -141,22 +146,22 @@ class _Shots:
 
     @classmethod
     def joined(cls, parts: Sequence[_Shots]) -> _Shots:
-        """Join the pictures of parts of an episode."""
+        """Join the parts of an episode."""
         return cls(*(np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(cls)))
 
     @property
     def contrast(self) -> Array:
-        """How much the parts of each picture differ."""
+        """The standard deviation of the parts of each picture."""
         return np.asarray(self.small.std(axis=1))
 
     @property
     def light(self) -> Array:
-        """The brightness of each, of 255."""
+        """The brightness of each picture, of 255."""
         return np.asarray(self.color.mean(1))
 
 
 class PictureRules:
-    """Gathers small copies of the pictures of all cameras, and compares them with each other and with the states."""
+    """Measures the pictures of all cameras, and compares them with each other and with the states."""
 
     def __init__(self, fields_of_rows: Sequence[Field], limits: Thresholds) -> None:
         self._limits = limits
@@ -174,7 +179,7 @@ class PictureRules:
         self._by_episode: dict[Key, dict[int, list[_Use]]] = {}
         self._seen: dict[Key, dict[int, _Shots]] = {}
         self.brightness: dict[str, float] = {}
-        """The mean brightness of each camera, of 255, once it is reported."""
+        """The mean brightness of each camera, of 255; set by `report`."""
 
     @property
     def cameras(self) -> list[Key]:
@@ -185,7 +190,7 @@ class PictureRules:
         return key_name(image_key(key) if key in self._references else key)
 
     def eye(self, video: int) -> Eye | None:
-        """Return what takes frames of a video in order; None where no rule looks at them."""
+        """Return an object that takes the frames of a video in order; None if no rule needs them."""
         if not self._references:
             return None
         found = Eye()
@@ -193,11 +198,11 @@ class PictureRules:
         return found
 
     def has_frames(self, video: int, frames: int) -> None:
-        """State how many frames a video has."""
+        """Set the number of frames of a video."""
         self._frames[video] = frames
 
     def see(self, rows: Rows) -> None:
-        """Take the images in rows, and note which frames of videos they refer to."""
+        """Measure the images in rows, and remember which frames of videos the rows refer to."""
         if not len(rows):
             return
         number = rows.episode.reshape(-1).astype(np.int64)
@@ -223,11 +228,13 @@ class PictureRules:
             self._count += len(rows)
 
     def notes(self) -> list[str]:
-        """State which pictures were not looked at."""
-        return [f"{self._missed:,} pictures in rows were not compared: only the first were"] if self._missed else []
+        """Return a sentence about pictures that were not compared."""
+        return (
+            [f"{self._missed:,} pictures in rows were not compared: only the first ones were"] if self._missed else []
+        )
 
     def _shots(self) -> dict[Key, dict[int, _Shots]]:
-        """Return the pictures of each camera by episode."""
+        """Return the measured pictures of each camera, by episode."""
         known: dict[tuple[Any, ...], tuple[Array, dict[str, Array]]] = {}
         names = ("small", "color", "sharp", "change", "change_two")
         for place, eyes in self._eyes.items():
@@ -258,7 +265,7 @@ class PictureRules:
         return found
 
     def wanted(self, numbers: Collection[int]) -> list[tuple[int, int]]:
-        """Return frames of episodes that are to be compared with each other: pairs of a video and a frame."""
+        """Return some frames of episodes, to compare the episodes with each other: pairs of a video and a frame."""
         found: list[tuple[int, int]] = []
         for key in self._references:
             parts = self._parts(key)
@@ -276,9 +283,9 @@ class PictureRules:
         return found
 
     def are_same(self, one: int, other: int) -> bool | None:
-        """Tell whether two episodes have the same frames of kept videos; None where none of both was decoded.
+        """Return whether two episodes have the same frames of kept videos; None if too few were decoded to compare.
 
-        Frames that were encoded again differ a little.
+        Frames that were encoded again differ a little, so small differences are allowed.
         """
         found: bool | None = True
         for key in self._references:
@@ -305,7 +312,7 @@ class PictureRules:
         return found
 
     def report(self, report: Report, rows: RowRules, *, whole: bool) -> None:
-        """Report what is unusual; of a source that was seen as a `whole`, also frames that belong to no row."""
+        """Report unusual pictures; and if the `whole` source was seen, frames that belong to no row."""
         if whole:
             self._surplus(report)
         shots = self._seen = self._shots()
@@ -323,7 +330,7 @@ class PictureRules:
             self._compare_states(report, group, rows)
 
     def _surplus(self, report: Report) -> None:
-        """Report frames at the ends of videos, or between two episodes, to which no row refers."""
+        """Report frames that no row refers to: at the ends of videos, and between two episodes."""
         for key in self._references:
             found: dict[int, int] = {}
             by_video: dict[int, list[_Use]] = defaultdict(list)
@@ -374,7 +381,7 @@ class PictureRules:
                     if cross.mean() < 0.4 * own.mean():
                         swapped.append(number)
                 if equal:
-                    text = f"{names[other]} and {names[one]} show the same in {of_episodes(equal)}"
+                    text = f"{names[other]} and {names[one]} show the same pictures in {of_episodes(equal)}"
                     report.add("PIC006", text, episodes=equal, figure=len(equal), components=[names[other], names[one]])
                 elif swapped and len(swapped) < 0.5 * len(both):
                     text = f"{of_episodes(swapped)}: {names[other]} and {names[one]} are swapped"
@@ -383,7 +390,12 @@ class PictureRules:
                     )
 
     def _compare_states(self, report: Report, shots: dict[Key, dict[int, _Shots]], rows: RowRules) -> None:
-        """Predict how states move from how pictures change, by ridge regression on other episodes, and compare."""
+        """Predict states from pictures by ridge regression on other episodes, and report pictures that do not match.
+
+        The predictions of an episode are correlated with its own states, with the same states some steps later or
+        earlier or in reverse order, and with the states of every other episode. Only episodes whose own correlation
+        is far below the usual one are reported.
+        """
         sights: dict[int, _Sight] = {}
         for number, pose in rows.poses.items():
             parts = [one[number] for one in shots.values() if number in one]
@@ -404,7 +416,7 @@ class PictureRules:
         use = (np.std(everything, axis=0) > 1e-9) & (highs > lows)
         if not use.any():
             return
-        for one in sights.values():  # what scenes and poses are like as a whole says nothing about the order
+        for one in sights.values():  # only changes are compared: the mean of an episode depends on its scene
             one.pose = np.clip((one.pose[:, use] - middle[use]) / (highs - lows)[use], -2, 2)
             one.pose -= one.pose.mean(0)
             one.pictures -= one.pictures.mean(0)
@@ -437,15 +449,15 @@ class PictureRules:
             sure = usual > _SURE and len(others) > 2 and min(others) > usual - self._limits.disagreement / 2
             rule, figure, threshold = "PIC009", own[number], usual
             if turned > max(own[number] + _BETTER, usual - max(2 * spread, 2 * _GAIN), shifted, fits[other]):
-                text = "pictures fit the states in reverse order, and not as they are"
+                text = "pictures match the states in reverse order, but not in their own"
             elif strange and fits[other] > max(own[number] + _GAIN, most, shifted):
-                text = f"pictures show the states of episode {other}"
+                text = f"pictures match the states of episode {other} instead"
             elif late and shifted > max(own[number] + _GAIN, most):
                 rule, figure, threshold = "PIC008", away, self._limits.lag
                 when = f"{abs(away)} steps {'later' if away > 0 else 'earlier'}"
-                text = f"pictures show states {when} than those of their step"
+                text = f"pictures match the states {when} better than those of their own step"
             elif number not in known and sure and own[number] < usual - max(self._limits.disagreement, 6 * spread):
-                text = "pictures do not change with the states as in the others"
+                text = "pictures do not change along with the states, as they do in the other episodes"
             else:
                 continue
             about = f"episode {number}: {text}"
@@ -454,7 +466,7 @@ class PictureRules:
 
 @dataclass
 class _Sight:
-    """Pictures and states of an episode at the same steps, and what the pictures say about the states."""
+    """Pictures and states of an episode at the same steps, and `guess`, the states predicted from the pictures."""
 
     steps: Array
     pictures: Array
@@ -462,9 +474,12 @@ class _Sight:
     guess: Array = field(default_factory=lambda: np.zeros(0))
 
     def agreement(self, of: _Sight | None = None, *, shift: int = 0, turned: bool = False) -> float:
-        """Correlate the prediction with the states, or with those of another episode; 0 where that cannot be done.
+        """Return the correlation of the prediction with the states, or those of another episode; 0 if undefined.
 
-        `shift` is by how many steps the states are later; `turned` takes them in reverse order.
+        Args:
+            of: the other episode.
+            shift: take the states this number of steps later.
+            turned: take the states in reverse order.
         """
         guess, pose = self.guess, self.pose
         if of is not None:
@@ -482,7 +497,7 @@ class _Sight:
         return float((guess * pose).sum()) / both if both > 1e-12 else 0.0
 
     def best_shift(self, own: float) -> tuple[int, float]:
-        """Return by how many steps the states are later that fit best, and how they correlate."""
+        """Return the shift of the states that matches best, and its correlation; 0 and `own` if no shift is better."""
         regular = len(self.steps) == self.steps[-1] - self.steps[0] + 1
         shifts = [one for one in _SHIFTS if one and regular and abs(one) <= len(self.steps) // 2]
         best, shift = max([(self.agreement(shift=one), one) for one in shifts], default=(own, 0))
@@ -490,9 +505,11 @@ class _Sight:
 
 
 def _predict(sights: Mapping[int, _Sight]) -> Array:
-    """Predict the states of each episode from a regression on other folds: on all episodes, then on those that fit.
+    """Predict the states of each episode by a regression on the other folds, and set its `guess`.
 
-    Components count as much as pictures explain them, in predictions and in states; the weights are returned.
+    The regression runs twice, the second time without the episodes that the first one predicts badly, so that these do
+    not spoil the predictions of others. States and predictions are then weighted by the share of variance of each
+    component that pictures explain; these weights are returned.
     """
     numbers = list(sights)
     folds, used = min(len(numbers), _FOLDS), set(numbers)
@@ -521,7 +538,7 @@ def _predict(sights: Mapping[int, _Sight]) -> Array:
 
 @dataclass
 class _Camera:
-    """The pictures of one camera, whose episodes begin at the steps `starts`."""
+    """The pictures of one camera, by episode; `starts` has the first row of each episode."""
 
     name: str
     shots: dict[int, _Shots]
@@ -532,7 +549,7 @@ class _Camera:
     found: dict[str, list[tuple[int, str, list[tuple[int, int]], float, float]]] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Report what is unusual about single pictures and runs of them."""
+        """Report unusual pictures and runs of pictures."""
         changes = np.concatenate([one.change for one in self.shots.values()])
         changes = changes[np.isfinite(changes)]
         if not len(changes):
@@ -550,14 +567,14 @@ class _Camera:
             self._exposure(number, one, flat)
             share = float(repeats[number].mean())
             if len(one.steps) >= 20 and share > max(self.limits.repeated, 2 * usual + 0.2):
-                text = f"repeats the picture before in {share:.0%} of the steps"
+                text = f"repeats the previous picture in {share:.0%} of the steps"
                 self._add("PIC001", number, text, one.steps[repeats[number]], share, self.limits.repeated)
         self._blur()
         self._looks()
         self._tell()
 
     def _repeated(self, one: _Shots) -> Array:
-        """Find pictures like those before, between changes: a camera that is slower than the rate."""
+        """Mark pictures that repeat the previous one between two changes, as a camera slower than the rate does."""
         change = np.nan_to_num(one.change, nan=np.inf)
         calm, changed = change < self.limits.calm * self._usual, (change > 0.6 * self._usual) & np.isfinite(change)
         found = np.zeros(len(change), bool)
@@ -569,7 +586,7 @@ class _Camera:
         self.found.setdefault(rule, []).append((number, text, places, figure, threshold))
 
     def _tell(self) -> None:
-        """Report what was found: of many episodes together, with the words for the longest run of pictures."""
+        """Report the findings of each rule: for more than three episodes together, with the worst one as text."""
         for rule, found in self.found.items():
             by_number = {
                 number: [one for one in found if one[0] == number] for number in dict.fromkeys(one[0] for one in found)
@@ -584,12 +601,12 @@ class _Camera:
                 )  # fmt: skip
 
     def _flat(self, number: int, one: _Shots) -> Array:
-        """Find pictures of one colour; return which."""
+        """Report black and white pictures, and return a mask of them."""
         even = one.contrast < self.limits.flat
         black, white = even & (one.light < self.limits.dark), even & (one.light > 255 - self.limits.dark)
         for which, word in ((black, "black"), (white, "white")):
             if which.any():
-                text = f"{word} in {int(which.sum()):,} of {len(which):,} pictures"
+                text = f"{int(which.sum()):,} of {len(which):,} pictures are {word}"
                 self._add("PIC002", number, text, one.steps[which], float(one.light[which].mean()), self.limits.dark)
         return np.asarray(black | white)
 
@@ -604,9 +621,8 @@ class _Camera:
         runs: list[tuple[int, int]] = []
         for begin, end in ranges_of(quiet):
             joins = runs and begin - runs[-1][1] == 1 and min(end - begin, runs[-1][1] - runs[-1][0]) >= 4
-            if (
-                joins and np.abs(small[begin] - small[runs[-1][1] - 1]).mean() < 1
-            ):  # a key frame of a video differs a little
+            # The key frame of a video differs a little from the frames before and after it.
+            if joins and np.abs(small[begin] - small[runs[-1][1] - 1]).mean() < 1:
                 runs[-1] = runs[-1][0], end
             else:
                 runs.append((begin, end))
@@ -619,9 +635,9 @@ class _Camera:
             part = pose[first : min(last + 1, len(pose))]
             least = self.limits.moved
             if self._calm > 0.3 and np.median(change[known][begin:end]) < 0.1 * self._calm:
-                least /= 4  # there is not even the noise of a camera
+                least /= 4  # not even the noise of a camera is there
             if len(part) and float(((part.max(0) - part.min(0)) / spread).mean()) > least:
-                self._add("PIC001", number, f"shows the same for {length} steps while the robot moves",
+                self._add("PIC001", number, f"shows the same picture for {length} steps while the robot moves",
                           np.arange(first, last + 1), length, self.limits.frozen_pictures)  # fmt: skip
 
     def _glitches(self, number: int, one: _Shots, flat: Array) -> None:
@@ -647,7 +663,7 @@ class _Camera:
                 odd[begin:end] |= across_all < 0.4 * inside and inside > self.limits.view
         if odd.any():
             figure = float(one.change[odd].max() / max(self._usual, 0.5))
-            text = f"has {counted(int(odd.sum()), 'picture')} unlike those before and after"
+            text = f"{counted(int(odd.sum()), 'picture')} unlike those before and after"
             self._add("PIC003", number, text, one.steps[odd], figure, self.limits.glitch)
 
     def _exposure(self, number: int, one: _Shots, flat: Array) -> None:
@@ -659,7 +675,7 @@ class _Camera:
             before, after = slice(max(0, at - 4), at + 1), slice(at + 1, at + 6)
             jump = float(np.median(light[after]) - np.median(light[before]))
             if abs(jump) > 0.7 * least and not flat[before].any() and not flat[after].any():
-                text = f"turns {'brighter' if jump > 0 else 'darker'} by {abs(jump):.0f} of 255 at once"
+                text = f"gets {'brighter' if jump > 0 else 'darker'} by {abs(jump):.0f} of 255 in a single step"
                 self._add("PIC005", number, text, one.steps[[at + 1]], abs(jump), least)
                 return
 
@@ -676,7 +692,7 @@ class _Camera:
             one = self.shots[number]
             if low.sum() >= max(5, self.limits.blurred * len(low)):
                 figure = float(np.median(one.sharp[low]) / self._sharp)
-                text = f"blurred in {int(low.sum())} of {len(low)} pictures: {figure:.0%} of the usual sharpness"
+                text = f"{int(low.sum())} of {len(low)} pictures are blurred, with {figure:.0%} of the usual sharpness"
                 self._add("PIC004", number, text, one.steps[low], figure, self.limits.sharp)
 
     def _looks(self) -> None:
@@ -701,6 +717,7 @@ class _Camera:
             most = max(least, middle + 8 * spread)
             for at in np.flatnonzero(found > most).tolist() if (found > most).mean() < 0.3 else ():
                 swapped = what == "colours" and np.abs(tint[at][::-1] - usual).max() < 0.4 * found[at]
-                text = f"{what} {'are' if what == 'colours' else 'is'} unlike in the others, by {found[at]:.0f} of 255"
+                verb = "differ" if what == "colours" else "differs"
+                text = f"{what} {verb} from the other episodes by {found[at]:.0f} of 255"
                 text += ", as if red and blue were swapped" if swapped else ""
                 self._add("PIC010", numbers[at], text, whole[numbers[at]].steps, float(found[at]), most)

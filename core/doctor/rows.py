@@ -1,7 +1,8 @@
-"""Rules of behaviour about rows: what a pass over all steps gathers of each episode, and how episodes compare.
+"""Rules of behaviour about rows: one pass over all steps measures each episode, then episodes are compared.
 
-Of every episode a few numbers a component are kept, such as its range and its largest leap. After the pass, an episode
-is compared with the median of all: what is unusual in one dataset is what another one consists of.
+The pass keeps a few numbers for each episode and component, such as its range and its largest change in a step.
+Afterwards every episode is compared with the median over all episodes, because what is unusual in one dataset is normal
+in another.
 """
 
 from __future__ import annotations
@@ -33,45 +34,53 @@ from .rules import BY_ID, Report, Thresholds, of_episodes, robust
 
 _INDEX = ("info", "index")
 _RETURN = re.compile(r"(?:.*_)?(?:returns?|rtg|returns?_to_go)")
-"""Names of fields with returns."""
+"""Names of fields that hold returns."""
 LAGS = np.arange(-16, 17)
-"""By how many steps states may follow actions."""
+"""The delays, in steps, that are tried between an action and the state that follows it."""
 _MOST_WIDE = 512
-"""Components that a field may have to be compared; a picture has more."""
+"""The largest number of components of a field that is compared; pictures have more."""
 _MOST_HELD = 1 << 17
-"""Rows that an episode may have to be looked at as one; of a longer one, the parts."""
+"""The largest number of rows of an episode that is measured as a whole; longer ones are measured in parts."""
 _POSES, _POSE_WIDTH = 1 << 18, 32
-"""Rows whose states are kept for comparison with pictures, and how many of their components."""
+"""The number of rows whose states are kept for comparison with pictures, and the number of their components."""
 _AT_ONCE = 1 << 12
-"""About how many rows are looked at together."""
+"""The approximate number of rows that are measured together, so that they fit into the processor's cache."""
 _MOST_ANCHORS, _LEAST_ANCHORS = 1 << 17, 5
-"""Rows that are kept to find parts of episodes in others, and how many of them have to be equal."""
+"""The number of rows kept to find parts of episodes in others, and how many of them have to be equal."""
 _MOST_SUMMED = 1 << 20
-"""Rows whose rewards and returns are kept for comparison."""
+"""The number of rows whose rewards and returns are kept for comparison."""
 _MOST_PICKED = 1 << 23
-"""Numbers that are kept to find nearly equal episodes."""
+"""The number of values kept to find nearly equal episodes."""
 _RICH = 64
-"""Bytes of a row from which on equal rows are no accident, as they are in worlds of few states."""
+"""The size of a row in bytes from which equal rows are no coincidence, as they are in worlds with few states."""
 _MOST_COPIES = 8
-"""Copies that are reported one by one."""
+"""The number of copies up to which each gets its own finding."""
 _MOST_PLACES = 4
-"""Components that a finding names."""
+"""The number of components that a finding names."""
 KEPT_REST = 3
-"""Steps of rest that stay where `clean` cuts off an end."""
-_NOISY, _HELD = 5, 1.5
-"""Steps over which the pace in pauses is averaged, and the largest average, as a multiple of the pace of rest."""
+"""The number of steps of rest that `clean` keeps where it cuts off an idle end."""
+_SMOOTHED, _PAUSED = 5, 1.5
+"""The number of steps over which speed is averaged to find pauses, and the largest average in a pause, in `slow`."""
 _AGREED = 0.9
-"""The correlation of actions and states above which no better model is looked for."""
+"""The correlation of actions and states from which no regression is tried."""
 _AS_GOOD = 0.1
-"""How much lower a correlation may be that agrees as well."""
+"""The difference of correlations up to which two of them count as equally good."""
 
 
 @dataclass
 class Signal:
-    """The numbers of all observations, or of all actions, in one array, with their names.
+    """All observations, or all actions, joined into one array `[rows, components]`, with the measures of episodes.
 
-    `each` has arrays `[episodes, components]` by the name of a measure. `scale`, `spread` and `bend` are the usual
-    change of a component in a step, its range, and the change of that change, in the rows so far.
+    Attributes:
+        keys: the key and dtype of each joined field.
+        names: the name of each component.
+        components: the components of each field, by its name.
+        each: by the name of a measure, its arrays `[episodes, components]`, one for each batch of rows.
+        samples: some rows of episodes, `[episodes, rows, components]`, from which quantiles are estimated.
+        sampled: the number of episodes in `samples`.
+        scale: the usual change of each component in a step, in the rows so far.
+        spread: the usual range of each component in an episode, in the rows so far.
+        bend: the usual change of the change, in the rows so far.
     """
 
     keys: list[tuple[Any, str]]
@@ -86,7 +95,7 @@ class Signal:
 
     @classmethod
     def of(cls, fields: Sequence[Field], root: str, named: Mapping[str, Sequence[str]]) -> Signal:
-        """Choose the fields of floating-point numbers below a key."""
+        """Join the floating-point fields whose keys begin with `root`; `named` has the names of components by field."""
         found = cls([], [], {})
         for one in fields:
             width = int(np.prod(one.shape, dtype=np.int64))
@@ -100,7 +109,7 @@ class Signal:
         return found
 
     def take(self, rows: Rows) -> Array:
-        """Return the numbers of rows, float32 `[rows, components]`."""
+        """Return the values of rows, float32 `[rows, components]`."""
         parts = [as_numbers(rows.columns[key], dtype).reshape(len(rows), -1) for key, dtype in self.keys]
         joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
         return joined.astype(np.float32, copy=False)
@@ -115,7 +124,7 @@ class Signal:
         return self.array("high") - self.array("low")
 
     def places(self, which: Any) -> list[str]:
-        """Return where the first components of a mask are, such as `observation.state[2]`."""
+        """Return the field and index of the first components that a mask selects, such as `observation.state[2]`."""
         found = []
         for at in np.flatnonzero(which)[:_MOST_PLACES].tolist():
             name, place = next(
@@ -125,20 +134,27 @@ class Signal:
         return found
 
     def called(self, which: Any) -> str:
-        """Name the components of a mask, at most three of them."""
+        """Return the names of the components that a mask selects, as text: three of them, and how many more."""
         found = [self.names[at] for at in np.flatnonzero(which)]
         return ", ".join(found[:3]) + (f" and {len(found) - 3:,} more" if len(found) > 3 else "")
 
     def is_gripper(self) -> Array:
-        """Whether components are named like grippers, which rest on limits and move at once."""
+        """Whether each component is named like a gripper: grippers rest at their limits and move abruptly."""
         words = ("grip", "finger", "hand", "claw", "jaw", "suction")
         return np.array([any(word in name.lower() for word in words) for name in self.names])
 
 
 class _Batch:
-    """Whole episodes in a block of rows: where they begin, and how sums and extremes of them are taken.
+    """A block of rows that consists of whole episodes, and reductions over each of the episodes.
 
-    Arrays have the rows last, `[…, rows]`: numbers of a component lie side by side, and are added pairwise.
+    Arrays have rows as their last dimension, `[…, rows]`, so that the values of a component are contiguous; reductions
+    return `[…, episodes]`.
+
+        rows      0 1 2 3 4 5 6
+        first     T . . T . . .
+        starts    0     3
+        lengths   3     4
+        lasts     2     6
     """
 
     def __init__(self, first: Array) -> None:
@@ -160,7 +176,7 @@ class _Batch:
         return np.minimum.reduceat(values, self.starts, axis=-1)
 
     def spread(self, values: Array) -> Array:
-        """Repeat a number of each episode for all of its rows."""
+        """Repeat one value for each episode over all of its rows."""
         return np.repeat(values, self.lengths, axis=-1)
 
     def centred(self, values: Array) -> Array:
@@ -176,12 +192,12 @@ class _Batch:
         return found
 
     def share(self, marked: Array, of: Array | None = None) -> Array:
-        """Return the share of marked rows in each episode, or in the part of it that a mask `[rows]` selects."""
+        """Return the share of marked rows in each episode, or among those of its rows that the mask `of` selects."""
         total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
         return np.asarray(np.add.reduceat(marked.view(np.uint8), self.starts, axis=-1, dtype=np.int32) / total)
 
     def leading(self, marked: Array) -> tuple[Array, Array]:
-        """Return how many rows of each episode come before the first, and after the last row that is marked."""
+        """Return the number of rows before the first marked row of each episode, and after the last one."""
         where = np.flatnonzero(marked)
         stops = self.starts + self.lengths
         after = np.append(where, self.rows)[np.searchsorted(where, self.starts)]
@@ -201,9 +217,13 @@ class _Batch:
 
 
 class RowRules:
-    """Gathers what the rules need of all rows, and reports.
+    """Measures all rows and reports what is unusual about their episodes.
 
-    `rate` is the stated number of steps a second. `names` has, by field, what the metadata call its numbers.
+    Args:
+        fields: the fields of the rows.
+        limits: the thresholds.
+        rate: the steps per second that the metadata state.
+        names: the names of components in the metadata, by field.
     """
 
     def __init__(
@@ -250,7 +270,7 @@ class RowRules:
     # The pass over rows ----------------------------------------------------------------------------------
 
     def see(self, rows: Rows) -> None:
-        """Take rows; an episode that goes on is held until it ends."""
+        """Measure the episodes that end in these rows; the rows of an unfinished episode are kept until it ends."""
         if not len(rows):
             return
         self._sum(rows)
@@ -266,7 +286,7 @@ class RowRules:
                 self._flush()
 
     def _sum(self, rows: Rows) -> None:
-        """Add up what is neither observed nor done, such as rewards, for statistics."""
+        """Update the statistics of fields that are neither observations nor actions, such as rewards."""
         for one in self._summed:
             x = as_numbers(rows.columns[one.key], one.dtype).reshape(len(rows), -1).astype(np.float64)
             x = x[np.isfinite(x).all(1)]
@@ -287,7 +307,7 @@ class RowRules:
             if key in rows.columns and rows.columns[key].size == len(rows):
                 found[name] = as_numbers(rows.columns[key], self._fields[key].dtype).reshape(-1).astype(np.float64)
         if self._recognised:
-            found["beside"] = np.zeros((len(rows), 2), np.uint64)  # pictures, and all else
+            found["beside"] = np.zeros((len(rows), 2), np.uint64)  # codes of pictures, and of all other fields
             for one in self._beside:
                 one.add(rows, found["beside"])
         if NEXT_TERMINATED in rows.columns:
@@ -305,7 +325,7 @@ class RowRules:
         self._held.append((part, first, rows.episode[start:stop].reshape(-1), rows.start + start))
 
     def finish(self) -> None:
-        """Take what is held as ended."""
+        """Measure the rows that are still kept, as an episode that has ended."""
         self._flush()
 
     def _flush(self) -> None:
@@ -319,13 +339,13 @@ class RowRules:
         first[0] = True
         episode = np.concatenate([part[2] for part in parts])
         starts = np.flatnonzero(first)
-        cuts = starts[np.append(True, np.diff(starts // _AT_ONCE) > 0)]  # few rows at a time stay in the cache
+        cuts = starts[np.append(True, np.diff(starts // _AT_ONCE) > 0)]
         for low, high in pairwise([*cuts.tolist(), len(first)]):
             part = {name: array[low:high] for name, array in columns.items()}
-            self._take(part, _Batch(first[low:high]), episode[low:high], parts[0][3] + low)
+            self._measure_episodes(part, _Batch(first[low:high]), episode[low:high], parts[0][3] + low)
 
-    def _take(self, columns: dict[str, Array], batch: _Batch, episode: Array, start: int) -> None:
-        """Take whole episodes, whose rows begin at the step `start`."""
+    def _measure_episodes(self, columns: dict[str, Array], batch: _Batch, episode: Array, start: int) -> None:
+        """Measure whole episodes, the first of which begins at step `start` of the dataset."""
         self.numbers.append(episode[batch.starts].astype(np.int64))
         self.lengths.append(batch.lengths)
         self.places.append(batch.starts + start)
@@ -353,7 +373,11 @@ class RowRules:
         self._keep_poses(columns, batch)
 
     def _measure(self, signal: Signal, x: Array, batch: _Batch, before: Array | None) -> Array:
-        """Measure each episode; return which rows move, for the signal itself and those measured after it."""
+        """Measure the components `x`, `[components, rows]`, of a signal in each episode.
+
+        `before` marks the rows in which the signals measured before this one move. Returns the rows that move in any
+        signal so far.
+        """
         limits = self._limits
         low, high = batch.least(x), batch.largest(x)
         step = np.empty_like(x)
@@ -412,7 +436,7 @@ class RowRules:
         return others if before is not None and signal is self.states else moves | others
 
     def _sample(self, signal: Signal, x: Array, batch: _Batch) -> None:
-        """Keep some rows of episodes, from which quantiles are estimated."""
+        """Keep evenly spread rows of the episodes, from which quantiles are estimated."""
         room = min(_MOST_SAMPLED, _MOST_SAMPLES // (_SAMPLED * len(signal.names))) - signal.sampled
         if room > 0:
             signal.sampled += len(batch.starts)
@@ -421,7 +445,7 @@ class RowRules:
             signal.samples.append(np.moveaxis(x[:, picks], 0, -1))  # [episodes, samples, components]
 
     def _compare(self, state: Array, action: Array, batch: _Batch) -> None:
-        """Compare states with actions: which rows rest, the lag between them, and how they correlate by component."""
+        """Measure how states follow actions: rest and pauses, the lag between them, and correlations by component."""
         limits = self._limits
         still = self._frozen
         step = np.zeros_like(action)
@@ -438,14 +462,14 @@ class RowRules:
         lead, tail = batch.leading((pace > limits.slow) | (self._pace > limits.slow))
         self._keep(lead=lead, tail=tail)
         within = np.arange(batch.rows) - batch.spread(batch.starts)
-        few, half = np.ones(_NOISY) / _NOISY, _NOISY // 2  # the noise of a single step does not end a pause
-        slowed = (np.convolve(one, few)[half : half + batch.rows] for one in (pace, self._pace))
-        rests = np.maximum(*slowed) <= _HELD * limits.slow
+        kernel, half = np.ones(_SMOOTHED) / _SMOOTHED, _SMOOTHED // 2  # noise in a single step does not end a pause
+        smoothed = (np.convolve(one, kernel)[half : half + batch.rows] for one in (pace, self._pace))
+        rests = np.maximum(*smoothed) <= _PAUSED * limits.slow
         rests &= (within >= batch.spread(lead)) & (within < batch.spread(batch.lengths - tail))
         run, place = batch.longest_run(rests)
         self._keep(pause=run, pause_at=place - batch.starts)
         by_state, by_action = _inverse(self.states.spread), _inverse(self.actions.spread)
-        if len(state) == len(action):  # positions follow positions, or their changes follow velocities
+        if len(state) == len(action):  # actions are positions that states follow, or velocities of the states
             weights = self._projection[: len(by_state)].T
             one, other = (weights * by_action) @ action, batch.changes((weights * by_state) @ state)
             self._keep(
@@ -459,9 +483,11 @@ class RowRules:
         self._keep(lags=lag_correlations(one[None], other[None], batch))
 
     def _look_for_copies(self, signals: list[Array], beside: Array, batch: _Batch) -> None:
-        """Take digests of each episode, a few of its rows, and anchors by which parts of others are recognised.
+        """Keep what finds copies: digests of each episode, a few of its rows, and anchors.
 
-        One digest is of states and actions, if there are any; the others are of the rest.
+        Each row gets a 64-bit code, a hash of its bytes. The digest of an episode combines the codes of its rows in
+        order: episodes with equal digests of states and actions are copies, or the same motion with other pictures,
+        rewards or further fields, which have digests of their own.
         """
         numbers = self.numbers[-1]
         pictures, rest = (np.ascontiguousarray(one) for one in beside)
@@ -486,7 +512,11 @@ class RowRules:
         self._keep_anchors(code, batch, numbers)
 
     def _keep_anchors(self, code: Array, batch: _Batch, numbers: Array) -> None:
-        """Keep the codes of some rows with their episodes and places, uint64 `[n, 3]`: fewer, once there are many."""
+        """Keep the codes of some rows with their episode and step, uint64 `[n, 3]`.
+
+        Rows are chosen by their codes: those divisible by `_apart`. So equal rows of two episodes are both chosen or
+        both left out, wherever they are. When too many are kept, `_apart` is doubled.
+        """
         at = np.flatnonzero(code % np.uint64(self._apart) == 0)
         which = np.searchsorted(batch.starts, at, side="right") - 1
         at, which = at[batch.lengths[which] >= self._limits.least], which[batch.lengths[which] >= self._limits.least]
@@ -500,7 +530,14 @@ class RowRules:
             self._anchored = len(self._anchors[0])
 
     def _contained(self) -> Iterator[tuple[int, int, float]]:
-        """Yield pairs of episodes with the share of the first one's rows that the second has in the same order."""
+        """Yield pairs of episodes with the share of the first one's rows that the second has in the same order.
+
+        Two rows with equal codes in different episodes are a match. The matches of a part that occurs in both
+        episodes have the same difference of steps, so the most frequent difference of a pair counts the shared rows:
+
+            episode 3      a b c d e f         matches of 3 and 7: c, d, e
+            episode 7          x c d e y       differences of steps: 1 - 2 = -1 three times
+        """
         anchors = np.concatenate(self._anchors) if self._anchors else np.zeros((0, 3), np.uint64)
         anchors = anchors[np.argsort(anchors[:, 0], kind="stable")]
         code, number, place = anchors[:, 0], anchors[:, 1].astype(np.int64), anchors[:, 2].astype(np.int64)
@@ -579,7 +616,7 @@ class RowRules:
             self._fit_rewards(columns, reward, batch)
 
     def _fit_rewards(self, columns: dict[str, Array], reward: Array, batch: _Batch) -> None:
-        """Gather sums for the regression of rewards on what was seen and done, at three shifts of the rewards."""
+        """Keep rows for a regression on states and actions of the reward of a step, and of the steps around it."""
         if self._fitted > 1 << 14 or len(columns["state"]) > 64:
             return
         inner = np.ones(len(reward), bool)
@@ -605,7 +642,7 @@ class RowRules:
         self._posed += batch.rows
 
     def _keep(self, **measures: Array) -> None:
-        """Keep measures of the episodes of a batch, by their names."""
+        """Append measures of the episodes of a batch, by name."""
         for name, values in measures.items():
             self._each[name].append(values)
 
@@ -616,18 +653,18 @@ class RowRules:
         return np.concatenate(self._each[name])
 
     def has(self, name: str) -> bool:
-        """Whether something was measured."""
+        """Whether any episode has this measure."""
         return bool(self._each.get(name))
 
     def report(self, report: Report, *, robot: bool) -> None:
-        """Report what is unusual; rules about robots only with `robot`."""
+        """Report unusual episodes; the rules about robots run only if `robot` is true."""
         if not self.numbers:
             return
         self._number, self._length = np.concatenate(self.numbers), np.concatenate(self.lengths)
         self._start = np.concatenate(self.places)
         report.numbers = self._number.tolist()
         self._whole = self._length >= self._limits.least
-        # A very long episode has several parts here.
+        # The parts of a very long episode have the same number.
         self._begins = np.append(True, self._number[1:] != self._number[:-1])
         self._report = report
         self._lengths_and_returns(robot=robot)
@@ -646,11 +683,11 @@ class RowRules:
             self._time()
 
     def _few(self, which: Array) -> bool:
-        """Whether a mask has episodes, and so few that the others can be the rule."""
+        """Whether a mask selects any episodes, and few enough of them to be outliers."""
         return bool(which.any() and which.mean() < self._limits.few)
 
     def _spans(self, which: Array, begin: Any, length: Any) -> list[tuple[Any, Any]]:
-        """Return rows of the episodes of a mask: `length` of them from the step `begin` of each."""
+        """Return ranges of rows: `length` rows from step `begin` on, of each episode that a mask selects."""
         starts, stops = ((self._start + at)[which] for at in (begin, begin + length))
         return list(zip(starts, stops, strict=True))
 
@@ -658,7 +695,7 @@ class RowRules:
         self, rule: str, what: str, which: Array, figure: float, threshold: float, steps: Sequence[Any] = (), *,
         parts: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """Report about the episodes of a mask; `what` has `{}` for their numbers."""
+        """Report the episodes that a mask selects; their numbers replace `{}` in `what`."""
         numbers = np.unique(self._number[which])
         self._report.add(
             rule, what.replace("{}", of_episodes(numbers), 1), episodes=numbers.tolist(), figure=figure,
@@ -666,7 +703,7 @@ class RowRules:
         )  # fmt: skip
 
     def _first(self, states: int, actions: int) -> list[str]:
-        """Return the components that move most in a step, as examples."""
+        """Return the components of states and actions that move most, as examples that a report can draw."""
         found = []
         for signal, count in ((self.states, states), (self.actions, actions)):
             speed = np.median(signal.array("speed"), axis=0) / np.maximum(signal.spread, 1e-12)
@@ -676,7 +713,7 @@ class RowRules:
         return found
 
     def _both(self, which: Array) -> list[str]:
-        """Return components of the states, each followed by the one of the actions."""
+        """Return the components of the states that a mask selects, each followed by its component of the actions."""
         pairs = zip(self.states.places(which), self.actions.places(which), strict=True)
         return [one for pair in pairs for one in pair][:_MOST_PLACES]
 
@@ -691,14 +728,15 @@ class RowRules:
             short &= ~np.logical_or.reduceat(self.array("terminated"), starts)  # an agent may fail at once
         if short.any() and (limits.length or short.mean() < limits.few):
             found = int(length[short].min())
-            down = "down to " * (int(short.sum()) > 1)
-            text = f"{{}}: {down}{counted(found, 'step')}, the median is {middle:.0f}"
+            down = "as few as " if short.sum() > 1 else "only "
+            text = f"{{}}: {down}{counted(found, 'step')}, while the median is {middle:.0f}"
             self._add("EPI004", text, short[part_of], found, least)
         most = max(limits.long * middle, middle + limits.outlier * max(float(deviation), limits.level * middle))
         if len(length) >= 5 and middle >= 5 and (long := length > most).any():
             found = int(length[long].max())
             up = "up to " * (int(long.sum()) > 1)
-            self._add("EPI006", f"{{}}: {up}{found:,} steps, the median is {middle:.0f}", long[part_of], found, most)
+            text = f"{{}}: {up}{found:,} steps, while the median is {middle:.0f}"
+            self._add("EPI006", text, long[part_of], found, most)
         if not self.has("returns") or len(length) < 8:
             return
         value = np.add.reduceat(self.array("returns"), starts)
@@ -707,12 +745,12 @@ class RowRules:
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
         if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
             worst = float(value[odd][np.argmax(far[odd])])
-            text = f"{{}}: return {worst:g}, the median is {middle:g}"
+            text = f"{{}}: the return is {worst:g}, while the median is {middle:g}"
             self._add("EPI007", text, odd[part_of], worst, reached, parts=["next.reward"])
 
     @property
     def alike(self) -> list[list[int]]:
-        """Groups of the numbers of episodes that have the same states and actions, once all rows were taken."""
+        """Groups of episodes, by number, that have the same states and actions; complete after all rows were seen."""
         return [same for same in self._digests.values() if len(same) > 1]
 
     def report_copies(
@@ -721,12 +759,12 @@ class RowRules:
         tasks: Mapping[int, Sequence[str]],
         has_same_pictures: Callable[[int, int], bool | None],
     ) -> None:
-        """Report copies of episodes, after all else: of equal ones, one stays about which nothing was found.
+        """Report copies of episodes. The other rules report first, so that the original is an episode without findings.
 
         Args:
             splits: the episodes of each split.
             tasks: the tasks of each episode.
-            has_same_pictures: tells of two episodes whether frames of kept videos are the same; None where it cannot.
+            has_same_pictures: returns whether two episodes have the same frames of kept videos; None if not known.
         """
         if not self.numbers:
             return
@@ -739,13 +777,13 @@ class RowRules:
         equal: set[int] = set()
         found: dict[str, list[tuple[list[int], str, float]]] = defaultdict(list)
         varies = self._varied()
-        varied = varies & ~np.isin(self._number, self._number[~self._begins])  # parts are no episodes
+        varied = varies & ~np.isin(self._number, self._number[~self._begins])  # without episodes measured in parts
         for same in self._digests.values():
             same = sorted((one for one in same if one in where and varied[where[one]]), key=spoiled.__contains__)
             if len(same) < 2:
                 continue
             equal |= set(same)
-            first = dict[tuple[Any, ...], list[int]]()  # by what is stored besides pictures in videos
+            first = dict[tuple[Any, ...], list[int]]()  # by the digests of all fields but videos
             copies_of = defaultdict[int, list[int]](list)
             for number in same:
                 beside = *self.array("beside")[where[number]].tolist(), *tasks.get(number, ())
@@ -757,27 +795,26 @@ class RowRules:
                 others.append(number)
                 if number != same[0]:
                     differing = self._differing(where[same[0]], where[number], tasks, has_same_pictures)
-                    found["EPI009"].append(([number], f"the motion of episode {same[0]}, {differing}", 1))
+                    found["EPI009"].append(([number], f"the same motion as episode {same[0]}, {differing}", 1))
             for original, numbers in copies_of.items():
-                names = {of_split.get(one, "") for one in (original, *numbers)}
-                across = f", and they are in the splits {' and '.join(sorted(names))}" if len(names) > 1 else ""
+                names = {of_split.get(one, "no split") for one in (original, *numbers)}
+                across = f", in different splits: {' and '.join(sorted(names))}" if len(names) > 1 else ""
                 found["EPI001"].append((numbers, f"the same as episode {original}{across}", len(numbers) + 1))
         near = self._near(equal, varied, spoiled)
         for number, (other, apart) in near.items():
-            found["EPI002"].append(
-                ([number], f"within {apart:.1g} of the range of episode {other}, as far as compared", apart)
-            )
+            text = f"nearly the same as episode {other}: compared values differ by at most {apart:.1g} of their range"
+            found["EPI002"].append(([number], text, apart))
         for one, other, share in self._contained():
             if one in where and other in where and not {one, other} <= equal and varies[where[one]]:
-                found["EPI003"].append(
-                    ([one], f"about {share:.0%} of the steps are in episode {other}, bit for bit", share)
-                )
+                text = f"about {share:.0%} of the steps also occur in episode {other}, bit for bit"
+                found["EPI003"].append(([one], text, share))
         for rule, copies in found.items():
             limit = {"EPI001": 1.0, "EPI009": 1.0, "EPI002": self._limits.near, "EPI003": self._limits.contained}[rule]
-            if len(copies) > _MOST_COPIES:  # one finding, with the words for the first
+            if len(copies) > _MOST_COPIES:  # one finding for all, with the first one as an example
                 copies.sort(key=lambda one: "splits" not in one[1])
                 numbers = [number for one, _, _ in copies for number in one]
-                copies = [(numbers, f"such as: {copies[0][1]}", copies[0][2])]
+                example, text, figure = copies[0]
+                copies = [(numbers, f"for example, {of_episodes(example)}: {text}", figure)]
             for numbers, text, figure in copies:
                 self._add(rule, f"{{}}: {text}", np.isin(self._number, numbers), figure, limit)
 
@@ -788,7 +825,7 @@ class RowRules:
         tasks: Mapping[int, Sequence[str]],
         has_same_pictures: Callable[[int, int], bool | None],
     ) -> str:
-        """Say in what the episodes in two places differ whose states and actions are the same."""
+        """Return how the episodes at two positions differ that have the same states and actions, as text."""
         one, another = int(self._number[at]), int(self._number[other])
         pictures, rest = self.array("beside")[at] != self.array("beside")[other]
         alike = False if pictures else has_same_pictures(one, another)
@@ -806,7 +843,11 @@ class RowRules:
         return found
 
     def _near(self, equal: set[int], varied: Array, spoiled: set[int]) -> dict[int, tuple[int, float]]:
-        """Find episodes of one length whose rows at five places are nearly equal."""
+        """Find pairs of episodes of equal length whose rows at five places are nearly equal.
+
+        Returns, by the number of one episode, the number of the other and the largest difference. Episodes are sorted
+        by length and by the sum of their values, so that each has to be compared with its neighbours only.
+        """
         found: dict[int, tuple[int, float]] = {}
         if not self.has("picks"):
             return found
@@ -840,13 +881,13 @@ class RowRules:
     def _rewards(self) -> None:
         success = self.has("success") and self.array("success")
         if success is not False and not np.any(success):
-            self._add("EPI008", "success is recorded, and no episode has it", np.zeros(len(self._number), bool), 0, 1)
+            self._add("EPI008", "success is recorded, but no episode succeeds", np.zeros(len(self._number), bool), 0, 1)
         limits = self._limits
         ended = self.array("terminated") if self.has("terminated") else np.zeros(len(self._number), bool)
         length, everything = self._length, np.ones(len(self._number), bool)
         share = (length == length.max()).mean()
         if len(length) >= 5 and ended.all() and share > limits.all and length.max() >= limits.least:
-            text = f"all episodes terminate, {share:.0%} of them after {length.max():,} steps"
+            text = f"all episodes terminate, {share:.0%} of them after exactly {length.max():,} steps"
             self._add("REW004", text, everything, share, limits.all)
         if not self.has("returns"):
             return
@@ -855,7 +896,7 @@ class RowRules:
         low, high = self.array("reward_low").min(), self.array("reward_high").max()
         same_end = len(length) > 2 and (not ended.any() or (length == length.max()).all())
         if low == high and (low == 0 or same_end):
-            self._add("REW001", f"every reward is {low:g}", everything, 0, 0)
+            self._add("REW001", f"every reward is {low + 0:g}", everything, 0, 0)  # + 0 makes -0 a 0
             return
         whole = self._whole
         if whole.sum() >= 3:
@@ -867,18 +908,22 @@ class RowRules:
             steady = np.std(value) < 0.5 * np.mean(value) if np.mean(value) else False
             beyond = max(abs(low), abs(high)) > 1.001  # progress up to 1 grows as well
             if summed.mean() > limits.all and steady and beyond:
-                text = f"in {summed.mean():.0%} of the episodes rewards only grow, to {last.mean():.3g} on average"
+                text = f"in {summed.mean():.0%} of the episodes, rewards only grow, to {last.mean():.3g} on average"
                 self._add("REW003", text, everything, float(summed.mean()), limits.all, parts=["next.reward"])
                 return
         lone = self.array("reward_from_end")[self.array("rewarded") > 0]
         if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > limits.all:
-            text = f"in {(lone == 1).mean():.0%} of the episodes the reward comes a step before the end"
+            text = f"in {(lone == 1).mean():.0%} of the episodes, the only reward comes one step before the last step"
             self._add("REW002", text, everything, float((lone == 1).mean()), limits.all)
         elif self.has("fit_rows"):
             self._shifted_rewards(everything)
 
     def _stored_returns(self) -> None:
-        """Compare a field of returns with the rewards: sums of an episode, or of the steps that follow, discounted."""
+        """Compare a field of returns with the rewards.
+
+        The field holds either the sum of the episode in every row, or returns-to-go. For these, the discount is
+        estimated from consecutive rows, as `stored[t] = reward[t] + discount * stored[t + 1]`.
+        """
         name = key_name(self._stored[0])
         rows, first = self.array("sums"), np.flatnonzero(self.array("sums_first"))
         stored, reward = rows.T
@@ -902,10 +947,11 @@ class RowRules:
         if not wrong.any():
             return
         text = "{}: " if wrong.mean() < self._limits.all else ""
-        text += f"{name} is not the sum of the rewards, by up to {float(apart.max()):.4g}"
+        text += f"{name} differs from the sum of the rewards by up to {float(apart.max()):.4g}"
         self._add("REW005", text, wrong, float(apart.max()), 1e-3 * scale, parts=[name, "next.reward"])
 
     def _shifted_rewards(self, everything: Array) -> None:
+        """Report rewards that a regression on states and actions explains better if they are moved by one step."""
         rows = self.array("fit_rows").astype(np.float64)
         if len(rows) < 200:
             return
@@ -925,9 +971,11 @@ class RowRules:
         other = max(before, after)
         limits = self._limits
         if other > limits.explained and (1 - here) > 1.25 * (1 - other) and other - here > limits.shifted:
-            side = "the step after theirs" if after > before else "the step before theirs"
+            # The rewards of the step before fit best: these are stored one step too early.
+            side = "after" if before > after else "before"
             text = (
-                f"rewards fit {side} better than their own: {other:.3f} of their variance is explained, not {here:.3f}"
+                f"rewards fit the step {side} theirs better than their own: states and actions explain {other:.1%} of "
+                f"their variance there, and {here:.1%} here"
             )
             self._add("REW002", text, everything, other - here, limits.shifted, parts=["next.reward"])
 
@@ -960,7 +1008,7 @@ class RowRules:
         )
         jump = (leap > limits.jump * self._family(leap)) & (leap > limits.spike_range / 2 * span) & (span > 0)
         wild |= jump & (jump.sum(1) > max(1, limits.several * jump.shape[1]))[:, None]
-        wild &= glitch > limits.spike_range / 3 * signal.span  # not a smooth rare move
+        wild &= glitch > limits.spike_range / 3 * signal.span  # a rare but smooth move is no spike
         wild &= wild.mean(0) < limits.few
         steady = self._whole & ~self._scaled(signal).any(1)
         which = (
@@ -969,7 +1017,7 @@ class RowRules:
         if self._few(which):
             ratio = float((glitch[which] / np.maximum(usual, 1e-12)).max())
             parts, steps = wild[which].any(0), self._spans(which, signal.array("peak")[:, 0], 1)
-            text = f"{{}}: {signal.called(parts)} leaps by {ratio:.0f} times the usual"
+            text = f"{{}}: {signal.called(parts)} jumps by up to {ratio:.0f} times the usual largest change"
             self._add("MOT001", text, which, ratio, limits.spike, steps, parts=signal.places(parts))
         one_joint = chatter.any(1) & ~shaken
         odd = steady & unlike & ~which & ~one_joint
@@ -977,18 +1025,18 @@ class RowRules:
             by_rough, by_speed = (one / np.maximum(self._family(one), 1e-12) for one in (rough, speed))
             most = np.maximum(by_rough, by_speed)[odd]
             parts = (most > limits.fast).any(0)
-            text = f"{{}}: {signal.called(parts)} changes {most.max():.1f} times as fast or as roughly as usual"
+            text = f"{{}}: {signal.called(parts)} moves up to {most.max():.1f} times as fast or as roughly as usual"
             self._add("MOT009", text, odd, most.max(), limits.rough, parts=signal.places(parts))
         odd = steady & one_joint
         if odd.any():
             most, parts = turns[odd].max(), chatter[odd].any(0)
-            text = f"{{}}: {signal.called(parts)} reverses by far in {most:.0%} of the steps"
+            text = f"{{}}: {signal.called(parts)} reverses by a large amount in up to {most:.0%} of the steps"
             if longest := int(alternating[odd].max()):
-                text += f", up to {longest} of them in a row"
+                text += f", {longest} times in a row"
             self._add("MOT005", text, odd, most, limits.chatter, parts=signal.places(parts))
 
     def _together(self, values: Array, ratio: float, span: Array) -> Array:
-        """Whether most components of episodes are many times the family's, judged by their median ratio."""
+        """Whether most components of each episode have many times the usual value, judged by their median ratio."""
         family = self._family(values)
         use = (span > 0) & (family > 1e-11)
         if use.sum() < 3:
@@ -998,25 +1046,25 @@ class RowRules:
         return np.asarray(size > middle + max(np.log(ratio), self._limits.apart * max(spread, 0.02)))
 
     def _far_above(self, values: Array, ratio: float) -> Array:
-        """Whether values are many times the family's, and out of its spread."""
+        """Whether each value is at least `ratio` times the usual one, and far outside its spread."""
         size = np.log(np.maximum(values, 1e-12))
         middle, spread = robust(size[self._whole])
         far = size > middle + np.maximum(np.log(ratio), self._limits.apart * spread)
         return np.asarray(far & (middle > np.log(1e-11)))
 
     def _scaled(self, signal: Signal) -> Array:
-        """Whether components of episodes have another unit: `[episodes, components]`."""
+        """Whether each component of an episode seems to have another unit than usual, `[episodes, components]`."""
         span = signal.span
         size = np.maximum(np.abs(signal.array("high")), np.abs(signal.array("low")))
         usual, usual_size = self._family(span), self._family(size)
         larger = (span > self._limits.units * usual) & (size > self._limits.units * usual_size) & (usual > 0)
         smaller = (span * self._limits.units < usual) & (size * self._limits.units < usual_size) & (span > 0)
-        rough = signal.array("rough")  # noise changes with the unit, and not with the size of a move
+        rough = signal.array("rough")  # another unit scales the noise as well, a larger move does not
         noisier = rough / np.maximum(self._family(rough), 1e-12)
         ratio = span / np.maximum(usual, 1e-12)
         alike = np.abs(np.log(np.maximum(noisier, 1e-12)) - np.log(np.maximum(ratio, 1e-12))) < np.log(4)
         found = (larger | smaller) & alike
-        if len(usual) > 1:  # a component alone, only if its ratio is that of common units
+        if len(usual) > 1:  # for a single component, the ratio has to be that of common units
             few = found.sum(1) < max(2, self._limits.several * (usual > 0).sum())
             ratio = np.maximum(ratio, usual / np.maximum(span, 1e-12))
             common = ((ratio > 40) & (ratio < 75)) | ((ratio > 700) & (ratio < 1400))
@@ -1029,8 +1077,8 @@ class RowRules:
         odd = self._whole & found.any(1)
         if self._few(odd):
             ratio = float(np.median((signal.span / np.maximum(self._family(signal.span), 1e-12))[odd][found[odd]]))
-            guess, parts = ", as degrees among radians are" if 40 < ratio < 75 else "", found[odd].any(0)
-            text = f"{{}}: the range of {signal.called(parts)} is {ratio:.3g} times the usual{guess}"
+            guess, parts = ", as if degrees were mixed with radians" if 40 < ratio < 75 else "", found[odd].any(0)
+            text = f"{{}}: the range of {signal.called(parts)} is {ratio:.3g} times the usual range{guess}"
             self._add("MOT008", text, odd, ratio, self._limits.units, parts=signal.places(parts))
 
     def _still(self, signal: Signal) -> None:
@@ -1045,12 +1093,12 @@ class RowRules:
         usual, share, whole = self._family(span), signal.array("limits"), self._whole
         low, high = signal.array("low")[whole].min(0), signal.array("high")[whole].max(0)
         touches = (signal.array("low") == low) | (signal.array("high") == high)
-        shared = (touches & (span > 0))[whole].sum(0) > 2  # a limit that several episodes reach
+        shared = (touches & (span > 0))[whole].sum(0) > 2  # several episodes reach the same limit
         held = (stuck - np.where(touches & (span > 0) & shared, share, 0) > limits.stuck) & regular & (usual > 0)
         always = np.quantile(span[self._whole], 0.1, axis=0) > limits.regular * usual
         share_of = span / np.maximum(usual, 1e-12)
         moving = np.median(share_of, axis=1, keepdims=True) > limits.regular
-        noise = np.sqrt(signal.array("variance")) < signal.array("rough")  # a small move is larger than its noise
+        noise = np.sqrt(signal.array("variance")) < signal.array("rough")  # even a small move exceeds its noise
         held |= (share_of > 0) & (share_of < limits.held) & always & moving & (usual > 0) & noise
         held &= ~signal.is_gripper()
         joints = ~signal.is_gripper() & (self._family(span) > 0) & (self._family(signal.array("resting")) < 0.5)
@@ -1064,7 +1112,7 @@ class RowRules:
         odd = self._whole & held.any(1) & (held.mean(1) < 0.9) & ~clipped
         if self._few(odd) and len(span[0]) > 1:
             most, parts = float(stuck[odd][held[odd]].max()), held[odd].any(0)
-            text = f"stands still in {most:.0%} of the moves of others"
+            text = f"stands still in up to {most:.0%} of the steps in which other components move"
             if most <= limits.stuck:
                 most = 1 - float(share_of[odd][held[odd]].min())
                 text = f"hardly moves: {1 - most:.2%} of the usual range"
@@ -1080,13 +1128,13 @@ class RowRules:
         ordinary &= np.isin(high, (0, 1, 100)) | ((signal.array("high") == high)[whole].sum(0) < 3)
         if everywhere.sum() > (everywhere & ordinary).sum() or (everywhere.sum() > 1 and total[everywhere].max() > 0.2):
             most = total[everywhere].max()
-            text = f"{signal.called(everywhere)} lies on a limit in {most:.0%} of the moving steps"
+            text = f"{signal.called(everywhere)} is at its minimum or maximum in {most:.0%} of the steps with motion"
             self._add("MOT004", text, whole, most, limits.limits, parts=signal.places(everywhere))
             return
         odd = whole & clipped
         if self._few(odd):
             most, parts = share[odd][often[odd]].max(), often[odd].any(0)
-            text = f"{{}}: {signal.called(parts)} lies on a limit in {most:.0%} of the moving steps"
+            text = f"{{}}: {signal.called(parts)} is at a limit in up to {most:.0%} of the steps with motion"
             self._add("MOT004", text, odd, most, limits.clipped, parts=signal.places(parts))
 
     def _pairs(self) -> None:
@@ -1095,14 +1143,14 @@ class RowRules:
         odd = whole & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]))
         if self._few(odd):
             steps = self._spans(odd, self.array("frozen_at"), run)
-            text = f"{{}}: states stand still for {run[odd].max()} steps while actions move"
+            text = f"{{}}: states stand still for up to {run[odd].max()} steps while actions change"
             self._add("MOT003", text, odd, run[odd].max(), limits.frozen, steps, parts=self._first(2, 1))
         rests = {name: self.array(name) for name in ("lead", "tail")}
         idle, left = self._idle(rests, self._varied())
-        for name, words in (("lead", "begins"), ("tail", "ends")):
+        for name, end in (("lead", "beginning"), ("tail", "end")):
             rest, odd = rests[name], idle[name]
             if odd.any():
-                text = f"{{}}: {words} with up to {counted(int(rest[odd].max()), 'step')} of rest"
+                text = f"{{}}: up to {counted(int(rest[odd].max()), 'step')} of rest at the {end}"
                 steps = self._spans(odd, 0 if name == "lead" else self._length - rest, rest)
                 share = (rest / left[name])[odd].max()
                 self._add("MOT006", text, odd, share, limits.idle, steps, parts=self._first(2, 1))
@@ -1110,7 +1158,7 @@ class RowRules:
         inside = (at > 1) & (at + run < self._length - 1)
         odd = whole & inside & (run >= limits.frozen) & (run > limits.frozen_ratio * np.median(run[whole]) + 2)
         if self._few(odd):
-            text = f"{{}}: states and actions are repeated for {run[odd].max()} steps, bit for bit"
+            text = f"{{}}: neither states nor actions change at all for up to {run[odd].max()} steps"
             steps = self._spans(odd, at, run)
             self._add("MOT003", text, odd, run[odd].max(), limits.frozen, steps, parts=self._first(2, 1))
         run = self.array("pause")
@@ -1120,16 +1168,17 @@ class RowRules:
         odd = whole & (run > allowed) & ~self._known()
         if self._few(odd):
             figure, steps = run[odd].max(), self._spans(odd, self.array("pause_at"), run)
-            text = f"{{}}: rests for {figure:.0f} steps in the middle, up to {usual:.0f} are usual"
+            text = f"{{}}: up to {figure:.0f} steps of rest in the middle, while up to {usual:.0f} are usual"
             self._add("MOT011", text, odd, figure, allowed[odd].min(), steps, parts=self._first(2, 1))
         self._lag()
         if self.has("agree"):
             self._agreement()
 
     def _idle(self, rests: Mapping[str, Array], moves: Array) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return which episodes have too long a rest at each end, and the lengths that it was compared with.
+        """Return which episodes rest too long at each end, and the lengths of episodes that this was compared with.
 
-        Once one end is cut off, the other one is a larger share of what is left: both are reported at once.
+        Once one end is cut off, the rest at the other end is a larger share of the remaining steps. So the first end
+        is checked again, and `clean` does not have to be run twice.
         """
         limits, length = self._limits, self._length.astype(np.int64)
         short = self._whole & moves
@@ -1144,7 +1193,7 @@ class RowRules:
         return idle, left
 
     def _lags(self) -> tuple[Array, int, float]:
-        """Return the correlations by lag of each episode, the place of the family's lag, and its correlation."""
+        """Return the correlations `[episodes, lags]`, the index of the usual lag in `LAGS`, and its correlation."""
         found = []
         for name in ("lags", "lags_of_speeds"):
             if self.has(name):
@@ -1152,7 +1201,7 @@ class RowRules:
                 family = np.median(lags[self._whole], axis=0)
                 found.append((lags, int(np.argmax(family)), float(family.max())))
         most = max(agreed for _, _, agreed in found)
-        # Of a periodic motion both agree, one of them at a lag of a quarter of the period.
+        # In a periodic motion both agree, and the wrong one at a lag of a quarter of the period.
         return min((one for one in found if one[2] > most - _AS_GOOD), key=lambda one: abs(int(LAGS[one[1]])))
 
     def _lag(self) -> None:
@@ -1178,11 +1227,11 @@ class RowRules:
             self._lag_of_all(int(LAGS[usual]))
 
     def _late(self, odd: Array, lag: int, usual: int) -> None:
-        text = f"{{}}: states follow actions by {lag} steps, the others by {usual}"
+        text = f"{{}}: states follow actions by {lag} steps, while {usual} are usual"
         self._add("MOT007", text, odd, lag - usual, self._limits.lag, parts=self._first(1, 1))
 
     def _lag_of_all(self, lag: int) -> None:
-        """Report a lag of all episodes that is longer than a robot needs, or below 0."""
+        """Report a lag that all episodes share, if it is longer than a robot needs, or negative."""
         limits = self._limits
         most = max(limits.lag + 1, limits.lead * self._rate) if self._rate is not None else np.inf
         if -limits.precede < lag <= most:
@@ -1193,10 +1242,11 @@ class RowRules:
         self._add("MOT007", text, everything, float(lag), limit, parts=self._first(1, 1))
 
     def _predict(self) -> bool:
-        """Predict actions from states and their changes, where they are no positions: a regression on all episodes.
+        """Predict actions from states and their changes by a linear regression on all episodes, and report outliers.
 
-        An episode whose actions fit at another lag is late; one whose actions do not fit at all has others. Return
-        whether states explain actions: nothing is reported where they do not.
+        This compares actions that are not positions, or have other dimensions than the states. An episode whose
+        actions fit best at another lag is reported as lagging; one whose actions fit at no lag has foreign actions.
+        Returns whether states explain actions; if they do not, nothing is reported.
         """
         limits, room = self._limits, int(LAGS[-1])
         where = {number: at for at, number in enumerate(self._number.tolist())}
@@ -1233,7 +1283,7 @@ class RowRules:
         parts = np.zeros((len(numbers), target.shape[1]))
         for at, number in enumerate(numbers):
             guess, action = seen[number] @ found[usual][1], done[number]
-            for place, lag in enumerate(LAGS.tolist()):  # guesses are for actions `usual` steps before their states
+            for place, lag in enumerate(LAGS.tolist()):  # a guess is for the action `usual` steps before its state
                 shift = room + int(LAGS[usual]) + lag
                 ahead, behind = guess[max(shift, 0) :], action[max(-shift, 0) :]
                 count = min(len(ahead), len(behind))
@@ -1261,14 +1311,14 @@ class RowRules:
             there = np.isin(places, np.flatnonzero(other))
             names = Signal([], self.actions.names[:_POSE_WIDTH], {}).called(far[there].any(0))
             figure = (parts / scale)[there][far[there]].max()
-            text = f"{{}}: {names} does not follow from the states as in the others"
+            text = f"{{}}: states predict the actions {names} far worse than in the other episodes"
             self._add("MOT010", text, other, figure, 0.5, parts=self._first(2, 2))
         if found[usual][0] < 0.7 * found[room][0] and found[room][0] > (1 - _AGREED) * total:
             self._lag_of_all(int(LAGS[usual]))
         return True
 
     def _known(self) -> Array:
-        """Whether something was found about the motion of each episode: then it need not agree."""
+        """Whether another rule has already reported the motion of each episode, which explains a disagreement."""
         found = {
             number
             for one in self._report.findings
@@ -1290,11 +1340,14 @@ class RowRules:
         odd = self._whole & far.any(1) & ~known
         if self._few(odd) and np.median(agree[self._whole]) > 0.7:
             figure, parts = np.abs(apart - usual_apart)[odd][far[odd]].max(), far[odd].any(0)
-            text = f"{{}}: {self.states.called(parts)} is {figure:.3g} away from its actions on average"
+            text = (
+                f"{{}}: the mean of {self.states.called(parts)} is off from that of its actions by up to {figure:.3g}"
+            )
             limit = (10 * spread_apart + self._limits.offset * span).min()
             self._add("MOT010", text, odd, figure, limit, parts=self._both(parts))
         if (np.abs(apart) == 0).all() and self._equal:
-            self._add("MOT010", "all actions are the states of their steps", np.ones_like(self._whole), 1, 1)
+            text = "every action equals the state of its own step, so it does not say where the robot moves next"
+            self._add("MOT010", text, np.ones_like(self._whole), 1, 1)
         middle, spread = robust(agree[self._whole])
         moves = ~(self.states.array("stuck") > self._limits.stuck) & ~(self.actions.array("stuck") > self._limits.stuck)
         far = (
@@ -1310,7 +1363,7 @@ class RowRules:
             parts = far[odd].any(0)
             worst, usual_one = agree[odd][far[odd]].min(), float(middle[parts].min())
             names = self.states.called(parts)
-            text = f"{{}}: states and actions of {names} correlate by {worst:.2f}, {usual_one:.2f} is usual"
+            text = f"{{}}: states and actions of {names} correlate by only {worst:.2f}, while {usual_one:.2f} is usual"
             limit = usual_one - self._limits.disagreement
             self._add("MOT010", text, odd, worst, limit, parts=self._both(parts))
 
@@ -1321,16 +1374,16 @@ class RowRules:
         skips = gap > limits.gap * np.maximum(usual, 1e-12)
         if skips.any() and skips.mean() < 0.9:
             steps, most = self._spans(skips, self.array("gap_at") - 1, 2), gap[skips].max()
-            text = f"{{}}: up to {most:.3f} s between two steps, {usual[0]:.3f} s are usual"
+            text = f"{{}}: up to {most:.3f} s between two steps, while {usual[0]:.3f} s are usual"
             self._add("TIM001", text, skips, most, limits.gap * usual[0], steps, parts=["timestamp"])
         if (odd := back > 0).any():
             steps = self._spans(odd, self.array("backward_at") - 1, 2)
-            text = f"{{}}: time does not go on in {counted(int(back.sum()), 'step')}"
+            text = f"{{}}: time stamps do not increase in {counted(int(back.sum()), 'step')}"
             self._add("TIM003", text, odd, back.sum(), 0, steps, parts=["timestamp"])
         jitter = self.array("jitter")
         if (odd := self.array("jittered") > limits.jittered).any():
             most, limit = jitter[odd].max(), max(limits.jitter * usual[0], limits.tolerance)
-            text = f"{{}}: steps are off by up to {1e3 * most:.1f} ms"
+            text = f"{{}}: time steps deviate by up to {1e3 * most:.1f} ms"
             self._add("TIM002", text, odd, most, limit, parts=["timestamp"])
         first = self.array("time_first")
         middle = float(np.median(first))
@@ -1339,17 +1392,20 @@ class RowRules:
             (np.abs(first - origin) > limits.late * np.maximum(tick, 1e-12)) & begins for origin in (middle, 0)
         )
         if not self._report.is_raw or len(first) < 3:
-            pass  # a dataset's times may count from anywhere
+            pass  # the time stamps of a converted dataset may begin anywhere
         elif self._rate is not None and absolute.mean() > 0.5:
-            text = f"{{}}: time stamps begin at up to {np.abs(first[begins]).max():.3f} s instead of 0"
+            text = f"{{}}: time stamps begin up to {np.abs(first[begins]).max():.3f} s away from 0"
             self._add("TIM004", text, absolute, np.abs(first).max(), limit)
         elif self._few(late):
-            text = f"{{}}: begins at {first[late][0]:.3f} s, the others at {middle:.3f} s"
+            text = f"{{}}: time stamps begin at {first[late][0]:.3f} s, while {middle:.3f} s is usual"
             self._add("TIM004", text, late, np.abs(first[late] - middle).max(), limit)
         several = self._length > 1
         lasting = float(np.median(self.array("lasting")[several])) if several.any() else 0.0
         if self._rate and lasting > 0 and abs(lasting * self._rate - 1) > limits.jitter:
-            text = f"steps last {lasting:.4f} s, {self._rate:g} a second are stated, which is {1 / self._rate:.4f} s"
+            text = (
+                f"steps last {lasting:.4f} s, but the metadata state {self._rate:g} steps per second, which is "
+                f"{1 / self._rate:.4f} s"
+            )
             self._add("TIM005", text, np.ones(len(first), bool), 1 / lasting, self._rate)
 
     # Statistics ----------------------------------------------------------------------------------------------
@@ -1357,7 +1413,7 @@ class RowRules:
     def of_each(self) -> tuple[list[int], dict[str, dict[str, Array]]]:
         """Return the numbers of all episodes, and `low`, `high`, `mean` and `variance` of their fields by name.
 
-        A very long episode was taken in parts, and is one here.
+        The measures of an episode that was measured in parts are joined.
         """
         numbers, length = np.concatenate(self.numbers), np.concatenate(self.lengths)[:, None].astype(np.float64)
         starts = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1]))
@@ -1377,9 +1433,9 @@ class RowRules:
         return numbers[starts].tolist(), found
 
     def moments(self) -> dict[str, dict[str, Any]]:
-        """Return statistics of each field by its name: of its rows, extremes, mean, deviation, and bounds of quantiles.
+        """Return statistics of each field, by its name: number of rows, extremes, mean, standard deviation, quantiles.
 
-        `quantiles` has for each name, such as `q01`, where it is at least and at most, estimated from some rows.
+        `quantiles` has a lower and an upper bound for each of them, such as `q01`, estimated from some rows.
         """
         found: dict[str, dict[str, Any]] = {}
         count = np.concatenate(self.lengths)[:, None].astype(np.float64)
@@ -1405,16 +1461,16 @@ class RowRules:
 
 _FRACTIONS = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _SAMPLED, _MOST_SAMPLED, _MOST_SAMPLES = 64, 1024, 1 << 23
-"""Rows of an episode, episodes, and numbers of all, that quantiles are estimated from."""
+"""The rows of an episode, the episodes, and the values in all that quantiles are estimated from."""
 _RANKS = 0.05
-"""How far the rank of an estimated quantile may be off."""
+"""The allowed error of the rank of an estimated quantile."""
 
 
 def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple[Array, Array]]:
-    """Return where quantiles are at least and at most, from rows of episodes `[episodes, rows, components]`.
+    """Return lower and upper bounds of quantiles, estimated from rows of episodes `[episodes, rows, components]`.
 
-    Some tools state the quantiles of all rows, others take quantiles of each episode and state their mean, or the
-    outermost ones.
+    The bounds are wide, because tools differ: some store the quantiles of all rows, others the mean of the quantiles
+    of each episode, or their extremes.
     """
     fractions = list(_FRACTIONS.values())
     rows = samples.reshape(-1, samples.shape[2])
@@ -1426,16 +1482,16 @@ def _quantile_bounds(samples: Array, low: Array, high: Array) -> dict[str, tuple
 
 
 _BELOW = 0.524
-"""How many deviations below the median of a normal distribution its quantile of `few` is, which is 0.3."""
+"""The distance of the median and the 0.3 quantile (0.3 is `few`) of a normal distribution, in standard deviations."""
 
 
 def least_length(length: Array, limits: Thresholds, *, robot: bool) -> float:
-    """Return how many steps an episode has at least, given the lengths of all; 0 where that cannot be said."""
+    """Return the number of steps below which an episode is very short, given the lengths of all; 0 if not known."""
     middle, deviation = map(float, robust(length.astype(float)))
     if limits.length or middle < 20 or len(length) < 5:
         return limits.length
     least = max(limits.short * middle, limits.fewest)
-    # Where most episodes run into a time limit, the others tell how lengths vary.
+    # If most episodes run into a time limit, the spread of lengths is estimated from the shorter ones.
     below = (middle - float(np.quantile(length, limits.few, method="higher"))) / _BELOW
     usual = middle - limits.outlier * max(deviation, below, limits.level * middle)
     return max(least, min(limits.shorter * middle, usual)) if robot else least
@@ -1446,9 +1502,10 @@ _PICTURE_ROLES: frozenset[Role] = frozenset({"observation", "state"})
 
 @dataclass
 class _Beside:
-    """A field that is neither a state nor an action in numbers: what makes codes of its bytes, one a row.
+    """Hashes the bytes of a field that is not part of the signals, such as an image, to a code for each row.
 
-    What follows from the row after it, such as `next.observation`, counts in the last rows of episodes.
+    `is_last` is true for a field that repeats the next row, such as `next.observation`: only the last rows of episodes
+    are hashed then. `factors` are odd random numbers that the bytes or 32-bit words of a row are multiplied with.
     """
 
     field: Field
@@ -1465,7 +1522,7 @@ class _Beside:
         return cls(field, is_last, factors | np.uint32(1))
 
     def add(self, rows: Rows, codes: Array) -> None:
-        """Add codes, uint64 `[rows, 2]`, to the codes of the pictures, or of all else."""
+        """Add the codes of this field to `codes`, uint64 `[rows, 2]`: to column 0 for pictures, else to column 1."""
         values = rows.columns.get(self.field.key)
         which = rows.last if self.is_last else slice(None)
         if values is None or not self.field.row_bytes or not len(x := np.ascontiguousarray(values[which])):
@@ -1479,21 +1536,21 @@ class _Beside:
 
 
 def _mixed(code: Array) -> Array:
-    """Spread what differs over all bits, uint64."""
+    """Mix the bits of codes, so that codes that differ in any bit differ in many."""
     code = code ^ code >> np.uint64(29)
     code *= np.uint64(0xBF58476D1CE4E5B9)
     return np.asarray(code ^ code >> np.uint64(32))
 
 
 def _digests(code: Array, batch: _Batch) -> Array:
-    """Return a digest of each episode, given a code of each row: the order of rows counts."""
+    """Return a digest of each episode from the codes of its rows; it depends on their order."""
     within = np.arange(batch.rows, dtype=np.uint64) - batch.spread(batch.starts).astype(np.uint64)
     ordered = (code ^ (within + np.uint64(1)) * np.uint64(0xD6E8FEB86659FD93)) * np.uint64(0x9E3779B97F4A7C15)
     return batch.sum(ordered ^ ordered >> np.uint64(31))
 
 
 def _inverse(scale: Array) -> Array:
-    """Return weights that bring components to one scale, 0 for those that never change."""
+    """Return weights that bring components to a common scale; 0 for components that never change."""
     return np.asarray(np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0), np.float32)
 
 
@@ -1502,7 +1559,7 @@ def _running(before: Array, now: Array) -> Array:
 
 
 def _finite(x: Array) -> Array:
-    """Give the value before to those that are not finite; another rule reports them."""
+    """Replace values that are not finite, which TED007 reports, by the finite value before them."""
     if np.isfinite(x.sum()):
         return x
     bad = ~np.isfinite(x)
@@ -1513,23 +1570,27 @@ def _finite(x: Array) -> Array:
 
 
 def _first_of(marked: Array, batch: _Batch) -> Array:
-    """Return the first marked row of each episode, from its start; 0 where none is."""
+    """Return the step of the first marked row in each episode; 0 if no row is marked."""
     where = np.where(marked, np.arange(batch.rows), batch.rows)
     found = np.minimum.reduceat(where, batch.starts) - batch.starts
     return np.where(found < batch.lengths, found, 0)
 
 
 def _correlation(one: Array, other: Array, batch: _Batch) -> Array:
-    """Correlate components of two signals in each episode."""
+    """Return the correlation of each component of two signals in each episode; NaN where either is constant."""
     one, other = batch.centred(one), batch.centred(other)
     both = np.sqrt(batch.sum(one * one) * batch.sum(other * other))
     return np.asarray(np.divide(batch.sum(one * other), both, out=np.full(both.shape, np.nan), where=both > 1e-12))
 
 
 def lag_correlations(one: Array, other: Array, batch: _Batch) -> Array:
-    """Correlate two signals `[n, rows]` in each episode, where `other` follows by `LAGS`: `[episodes, lags]`."""
+    """Return the correlations `[episodes, lags]` of two signals `[n, rows]`, where `other` is later by `LAGS` steps.
+
+    The episodes are laid out with zeros between them, so that one product over all rows for each lag is enough: no lag
+    reaches into another episode.
+    """
     room = len(LAGS) // 2
-    places = np.arange(batch.rows) + batch.spread(room * np.arange(1, len(batch.starts) + 1))  # zeros between episodes
+    places = np.arange(batch.rows) + batch.spread(room * np.arange(1, len(batch.starts) + 1))
     total = int(places[-1]) + 1 + room
     early, late = (np.zeros((len(one), total), np.float32) for _ in range(2))
     early[:, places], late[:, places] = batch.centred(one), batch.centred(other)

@@ -1,4 +1,4 @@
-"""The rules of behaviour: which there are, their thresholds, and the findings that are made of them."""
+"""The rules of behaviour, their thresholds, and the report that collects their findings."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Profile: TypeAlias = Literal["data", "robot"]
 
 @dataclass(frozen=True, slots=True)
 class BehaviourEntry(RuleEntry):
-    """A rule of behaviour: `why` it matters for training, what mends it, and the `thresholds` that decide.
+    """A rule of behaviour: `why` it matters for training, how to mend it, and the `thresholds` that decide.
 
-    `mend` is what to do with the episodes: `leave out`, `cut`, `export` again, or words; after a semicolon, what to do
-    where all of them are concerned. `drop` is the name by which `clean` leaves episodes with such findings out.
+    `mend` is the kind of remedy, which `Report._mend` turns into a command, such as `leave out` or `cut`, or the
+    advice itself; the text after a semicolon is for findings that concern all episodes. `drop` is the name for these
+    findings in `rbtool clean --drop`.
     """
 
     profile: Profile = "data"
@@ -56,7 +57,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
     "TIM003": ("lerobot-doctor temporal", "physlint temporal.monotonic"),
     "TIM005": ("lerobot-doctor temporal", "physlint temporal.sampling_interval"),
 }  # fmt: skip
-"""Names of like rules of other tools."""
+"""Similar rules of other tools, by their names there."""
 
 _DECIDE: Mapping[str, tuple[str, ...]] = {
     "EPI001": ("least", "view"), "EPI002": ("least", "near"), "EPI003": ("least", "contained"),
@@ -88,20 +89,22 @@ _ABOUT: Mapping[str, Any] = {
 
 ENTRIES: tuple[BehaviourEntry, ...] = (
     _entry(
-        "EPI001", "duplicate episodes", "No episode is the same as another one, in all that is stored.",
-        "a copy counts twice, and one in another split makes the evaluation too good", "leave out", "duplicate",
+        "EPI001", "duplicate episodes",
+        "No episode is an exact copy of another one: states, actions, rewards, flags, images and tasks.",
+        "a copy is sampled twice as often, and one in a validation split makes results look better than they are",
+        "leave out", "duplicate",
     ),
     _entry(
-        "EPI002", "nearly equal episodes", "No episode is nearly equal to another one, step by step.",
-        "a copy with a little noise counts twice", "leave out", "near-duplicate",
+        "EPI002", "nearly equal episodes", "No episode has the length of another one and nearly the same values.",
+        "an episode that was copied with a little noise is sampled twice as often", "leave out", "near-duplicate",
     ),
     _entry(
-        "EPI003", "episodes in others", "No part of an episode is in another episode, bit for bit.",
-        "the steps count twice", "leave out", "contained",
+        "EPI003", "overlapping episodes", "No large part of an episode occurs bit for bit in another episode.",
+        "the shared steps are sampled twice as often", "leave out", "contained",
     ),
     _entry(
         "EPI004", "very short episodes", "No episode is far shorter than the others.",
-        "windows and action chunks consist of padding", "leave out", "short",
+        "windows and action chunks that are longer than an episode consist mostly of padding", "leave out", "short",
     ),
     _entry(
         "EPI005", "constant episodes", "Observations and actions vary in every episode, if they vary in others.",
@@ -109,127 +112,133 @@ ENTRIES: tuple[BehaviourEntry, ...] = (
     ),
     _entry(
         "EPI006", "very long episodes", "No episode is far longer than the others.",
-        "it dominates draws of steps, and a recording may not have been stopped", "look", "long",
+        "a large share of the sampled steps comes from it; perhaps the recording was not stopped", "look", "long",
     ),
     _entry(
-        "EPI007", "returns out of family", "No return is far from the returns of other episodes.",
-        "targets of values and weights by return are dominated by it", "look", "return",
+        "EPI007", "outlying returns", "The return of every episode is in the range of the others.",
+        "it dominates value targets, and weights that depend on the return", "look", "return",
     ),
     _entry(
-        "EPI008", "no success", "Where success is recorded, some episode has it.",
-        "nothing shows what the task is", "look",
+        "EPI008", "no success", "If the data record success, at least one episode succeeds.",
+        "no episode shows how the task is solved", "look",
     ),
     _entry(
-        "EPI009", "equal motion", "No episode has the states and actions of another one with other pictures or tasks.",
-        "pictures or texts are of another recording, unless episodes were varied on purpose", "look", "equal-motion",
+        "EPI009", "equal motion",
+        "No two episodes have the same states and actions, but different pictures, tasks or rewards.",
+        "the pictures or texts may belong to another recording, unless the episodes were varied on purpose",
+        "look", "equal-motion",
     ),
     _entry(
-        "MET001", "statistics", "The stored statistics agree with the data, and no field lacks them.",
+        "MET001", "statistics", "The stored statistics match the data, and no field that needs statistics lacks them.",
         "a policy normalises its inputs and actions with them", "export",
     ),
-    _entry("MET002", "totals", "The metadata state as many steps, episodes and tasks as there are.",
-           "loaders trust the totals", "export"),
+    _entry("MET002", "totals", "The numbers of steps, episodes, tasks and videos in the metadata match the data.",
+           "loaders rely on these numbers", "export"),
     _entry(
-        "MET003", "tasks", "Every episode has a text for its task, and no two texts are nearly equal.",
-        "a policy that reads language gets an empty or a second instruction for one task",
+        "MET003", "tasks", "Every episode has a task description, and no two descriptions are nearly the same.",
+        "a policy that reads language gets an empty instruction, or several for the same task",
         "task", "task",
     ),
-    _entry("MET004", "files", "Every data file and video in the folder of a source belongs to an episode.",
-           "what is not read is lost for training", "remove the file, or add it to the metadata"),
-    _entry("MET005", "names", "As many names are stated for the components of a vector as it has.",
-           "joints are taken for others", "correct the names in the metadata of the source"),
+    _entry("MET004", "files", "Every data file and every video in the folder belongs to an episode.",
+           "loaders ignore the file, and its data are lost for training", "remove the file, or add it to the metadata"),
+    _entry("MET005", "names", "The metadata name every component of a vector, and no two components alike.",
+           "a joint is mistaken for another one", "correct the names in the metadata of the source"),
     _entry(
-        "MOT001", "spikes and jumps", "No value leaps in a single step, compared with the other episodes.",
-        "one wild target dominates the loss and the range of normalisation", "leave out", "spike",
+        "MOT001", "spikes and jumps", "No value jumps in a single step by far more than in the other episodes.",
+        "a single extreme value dominates the loss and the range that is used for normalisation",
+        "leave out", "spike",
     ),
     _entry(
-        "MOT002", "stuck components", "What moves in other episodes does not stand still while the rest moves.",
-        "the state that a policy sees is not the state that the robot had", "leave out", "stuck",
+        "MOT002", "stuck components",
+        "No component stands still while the others move, if it moves in the other episodes.",
+        "the recorded state is not the state that the robot had", "leave out", "stuck",
     ),
     _entry(
-        "MOT003", "frozen states", "States do not stand still while actions move.",
-        "the sensor stopped, and actions seem to have no effect", "leave out", "frozen-state",
+        "MOT003", "frozen states", "States do not stand still while actions change.",
+        "the sensor may have stopped, and actions seem to have no effect", "leave out", "frozen-state",
     ),
     _entry(
-        "MOT004", "values at limits", "Values do not rest on their least or largest value while the rest moves.",
-        "the true value is lost where it was clipped", "leave out; record without the limit, or widen it", "limit",
+        "MOT004", "values at limits", "No component stays at its minimum or maximum while the others move.",
+        "if values were clipped, the true values are lost",
+        "leave out; record again without the limit, or with a wider one", "limit",
     ),
     _entry(
-        "MOT005", "chatter", "No component alternates between far values from step to step.",
-        "a policy averages the two values, and neither is reached", "leave out", "chatter",
+        "MOT005", "chatter", "No component alternates between distant values from step to step.",
+        "a policy learns the average of the two values, which is neither of them", "leave out", "chatter",
     ),
     _entry(
-        "MOT006", "idle ends", "Episodes do not begin or end with long rest.",
+        "MOT006", "idle ends", "No episode begins or ends with a long rest.",
         "a policy learns to wait", "cut",
     ),
     _entry(
-        "MOT007", "lag of actions", "States follow actions by as many steps as in the other episodes, and not before.",
-        "an action is learned with the wrong observation", "leave out", "lag",
+        "MOT007", "lag of actions", "States follow actions with the same delay in every episode, and not before.",
+        "actions are paired with the wrong observations", "leave out", "lag",
     ),
     _entry(
         "MOT008", "units", "No episode has values many times as large or as small as the others.",
-        "one episode in other units rules the normalisation", "leave out", "unit",
+        "an episode in other units distorts the normalisation", "leave out", "unit",
     ),
     _entry(
-        "MOT009", "roughness", "Speed and jerk of an episode are like in the others.",
-        "a policy imitates the noise", "leave out", "rough",
+        "MOT009", "roughness", "Every episode is about as fast and as smooth as the others.",
+        "a policy imitates the noise, or the unusual speed", "leave out", "rough",
     ),
     _entry(
-        "MOT010", "disagreement", "The actions and states of a component agree as in the other episodes.",
-        "a joint was swapped, turned or calibrated otherwise", "leave out", "disagreement",
+        "MOT010", "disagreement", "The states and actions of every component agree as well as in the other episodes.",
+        "components may be swapped, reversed or calibrated differently", "leave out", "disagreement",
     ),
     _entry(
-        "MOT011", "pauses", "Episodes do not rest in the middle for far longer than the others.",
-        "a policy learns to stop there, and sees nothing that tells it to go on", "leave out", "pause",
+        "MOT011", "pauses", "No episode pauses in the middle for far longer than the others.",
+        "a policy learns to stop there, and no observation tells it to go on", "leave out", "pause",
     ),
     _entry(
-        "PIC001", "frozen pictures", "A camera does not show the same picture while the robot moves.",
+        "PIC001", "frozen pictures", "No camera repeats the same picture while the robot moves.",
         "the policy sees an outdated scene", "leave out; leave the camera out: rbtool preprocess --exclude",
         "frozen-picture",
     ),
     _entry("PIC002", "black and white pictures", "No picture is all black or all white.",
-           "there is nothing to see", "leave out", "black"),
-    _entry("PIC003", "glitches", "No single picture differs from both of its neighbours, which are alike.",
-           "a broken frame is noise in every window that holds it", "leave out", "glitch"),
+           "the policy sees nothing", "leave out", "black"),
+    _entry("PIC003", "glitches", "No picture differs from those before and after it while these two are alike.",
+           "a broken frame adds noise to every window that contains it", "leave out", "glitch"),
     _entry("PIC004", "blur", "The pictures of an episode are as sharp as in other episodes.",
-           "details that a grasp depends on are gone", "leave out", "blur"),
-    _entry("PIC005", "exposure", "Brightness does not jump inside an episode.",
-           "the same scene looks like another one", "leave out", "exposure"),
-    _entry("PIC006", "equal cameras", "No two cameras show the same.",
-           "a view is missing, and another one counts twice",
+           "details that a grasp depends on are lost", "leave out", "blur"),
+    _entry("PIC005", "exposure", "Brightness does not jump within an episode.",
+           "the same scene looks different", "leave out", "exposure"),
+    _entry("PIC006", "equal cameras", "No two cameras show the same pictures.",
+           "one view is missing, and another one is stored twice",
            "leave out; leave one camera out: rbtool preprocess --exclude", "equal-cameras"),
-    _entry("PIC007", "swapped cameras", "The cameras of an episode show what they show in the others.",
-           "a policy gets the views in the wrong places", "leave out", "swapped-cameras"),
+    _entry("PIC007", "swapped cameras", "Every camera shows the same view in all episodes.",
+           "a policy gets one camera's view as the input of another", "leave out", "swapped-cameras"),
     _entry("PIC008", "lag of pictures", "Pictures show the state of their step, not an earlier or later one.",
-           "a policy acts on what it saw long before", "leave out", "late-picture"),
-    _entry("PIC009", "foreign pictures", "Pictures belong to the states of their episode, and run in their direction.",
-           "observation and action have nothing to do with each other", "leave out", "foreign-picture"),
+           "pictures and actions do not belong to the same moment", "leave out", "late-picture"),
+    _entry("PIC009", "foreign pictures", "Pictures match the states of their episode, and run in the same direction.",
+           "the pictures say nothing about the actions that were taken", "leave out", "foreign-picture"),
     _entry(
-        "PIC010", "looks", "A camera has the brightness, colours, noise and view of the other episodes.",
-        "the same scene looks like another one", "leave out", "look",
+        "PIC010", "looks", "Every camera has the same brightness, colours, noise and view in all episodes.",
+        "the same scene looks different", "leave out", "look",
     ),
-    _entry("PIC011", "surplus pictures", "Videos have no frames before or after an episode that belong to no row.",
+    _entry("PIC011", "surplus pictures", "Every frame before, between and after the episodes of a video has a row.",
            "rows and frames may be shifted against each other", "look"),
-    _entry("REW001", "constant rewards", "Rewards vary, or episodes terminate.",
+    _entry("REW001", "constant rewards", "Rewards vary, or episodes terminate after different numbers of steps.",
            "no episode is better than another one", "look"),
-    _entry("REW002", "shifted rewards", "A reward belongs to its own step, not to the one before or after.",
-           "credit goes to the wrong action", "make the rewards again: rbtool preprocess --fn"),
+    _entry("REW002", "shifted rewards", "Every reward is stored with its own step, not with the one before or after.",
+           "credit goes to the wrong action", "compute the rewards again: rbtool preprocess --fn"),
     _entry("REW003", "summed rewards", "Rewards are not running sums.",
-           "returns count every reward many times", "make the rewards again: rbtool preprocess --fn"),
+           "a return counts every reward many times", "compute the rewards again: rbtool preprocess --fn"),
     _entry("REW004", "time limits", "Not all episodes terminate after the same number of steps.",
-           "a value of zero is learned for states that are cut off by a time limit", "limits"),
-    _entry("REW005", "stored returns", "A field of returns has the sums of the rewards.",
-           "a policy is conditioned on returns, or weighted by them, that it never got",
-           "make the field again: rbtool preprocess --fn"),
-    _entry("TIM001", "gaps", "Time does not skip steps.", "windows and action chunks span the gap as if it were a step",
-           "leave out", "gap"),
-    _entry("TIM002", "jitter", "Steps are equally long.",
-           "loaders that compare time stamps with the rate refuse the data or take other frames", "retime"),
-    _entry("TIM003", "order of time", "Time goes on with every step.", "frames and rows are matched by time", "retime"),
-    _entry("TIM004", "offset of time", "Every episode begins at the time at which the others begin.",
-           "frames of videos are found by time", "retime"),
-    _entry("TIM005", "rate", "The steps are as long as the stated rate says.",
-           "action chunks last longer or shorter than the robot takes for them",
+           "if a time limit cut them off, a value of 0 is learned for states that go on", "limits"),
+    _entry("REW005", "stored returns", "Stored returns equal the sums of the rewards.",
+           "a policy is conditioned on, or weighted by, returns that it never got",
+           "compute the returns again: rbtool preprocess --fn"),
+    _entry("TIM001", "gaps", "No time step is much longer than the others.",
+           "windows and action chunks treat the gap as a single step", "leave out", "gap"),
+    _entry("TIM002", "jitter", "All time steps are equally long.",
+           "loaders that compare time stamps with the frame rate reject the data, or pick other frames", "retime"),
+    _entry("TIM003", "order of time", "Time stamps increase with every step.",
+           "frames and rows are matched by time", "retime"),
+    _entry("TIM004", "offset of time", "The time stamps of all episodes begin alike.",
+           "frames of videos are looked up by time", "retime"),
+    _entry("TIM005", "rate", "The time steps match the rate in the metadata.",
+           "action chunks run faster or slower on a robot than they were recorded",
            "rate"),
 )  # fmt: skip
 """All rules of behaviour, in the order of their ids."""
@@ -240,93 +249,96 @@ DROPS: Mapping[str, tuple[str, ...]] = {
     "unreadable": ("TED011", "TED012", "TED013", "TED014", "TED017"), "nan": ("TED007",),
     **{entry.drop: (entry.rule,) for entry in ENTRIES if entry.drop},
 }  # fmt: skip
-"""The rules of which `clean` leaves episodes with findings out, by the names that its option has for them."""
+"""The values of `rbtool clean --drop`, and the rules whose episodes each of them leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """The thresholds of the rules of behaviour. A family is all episodes of a dataset; it is described by its median.
+    """The thresholds of the rules of behaviour.
+
+    An episode is compared with the other episodes of its dataset: "usual" means the median over all of them.
 
     Args:
-        least: steps of an episode from which it takes part in comparisons.
-        few: the largest share of episodes that can be out of family: what more of them do is the family.
-        several: the share of components at once that is more than one joint.
-        most: the share of components at once that is nearly all.
-        all: the share of episodes that stands for all.
-        near: the largest difference of nearly equal episodes, as a share of the range.
-        contained: the share of the steps of an episode that may be in another one.
-        length: the least length in steps where it is known, in place of the next three; 0 where it is not.
-        fewest: the least length of an episode in steps.
-        short: the least length, as a share of the family's.
+        least: the number of steps that an episode needs to take part in comparisons.
+        few: the largest share of episodes that can be outliers; what more episodes do is usual.
+        several: the share of components from which more than a single joint is affected.
+        most: the share of components that counts as nearly all.
+        all: the share of episodes that counts as all.
+        near: the largest difference between nearly equal episodes, as a share of the range.
+        contained: the share of the steps of an episode that may occur in another one.
+        length: the minimum length in steps, if it is known, in place of the next three; 0 if it is not.
+        fewest: the minimum length of an episode in steps.
+        short: the minimum length, as a share of the median length.
         shorter: the same for robots, for an episode that is also `outlier` deviations shorter.
-        long: the largest length, as a multiple of the family's, for an episode that is also `outlier`
+        long: the maximum length, as a multiple of the median length, for an episode that is also `outlier`
             deviations longer.
-        level: the least deviation of lengths, as a share of their median.
-        outlier: how many robust deviations (1.48 MAD) from the median are out of family.
-        apart: the same for speed, roughness and predicted actions, whose logarithms are compared.
-        spike: a leap, as a multiple of the family's largest.
-        jump: a leap of `several` components at once, as a multiple of the family's largest.
-        spike_range: a leap, as a share of the range; half of it for `several` components at once.
-        stuck: the share of steps that a component may stand still while others move.
-        held: the range of a component that hardly moves, as a share of the family's.
-        regular: the range of a component that moves in every episode, as a share of the family's.
-        resting: the share of steps at which a component that moves in every episode stands still as a rule.
-        frozen: the steps that all states may stand still while actions move.
-        frozen_ratio: the same, as a multiple of the family's; also of pauses.
-        still: the change of a component that stands still, as a share of its range.
+        level: the smallest deviation of lengths that is assumed, as a share of their median.
+        outlier: the number of robust deviations (1.48 MAD) from the median beyond which a value is an outlier.
+        apart: the same for the logarithms of speed, roughness and errors of predicted actions.
+        spike: the jump of a value in a single step, as a multiple of the usual largest one.
+        jump: the jump of `several` components at once, as a multiple of the usual largest one.
+        spike_range: the jump as a share of the range; half of it for `several` components at once.
+        stuck: the share of the steps with motion in which a component may stand still.
+        held: the range of a component that hardly moves, as a share of its usual range.
+        regular: the range of a component that moves in every episode, as a share of its usual range.
+        resting: the share of steps in which a component that moves in every episode usually stands still, at most.
+        frozen: the number of steps for which all states may stand still while actions change.
+        frozen_ratio: the same, as a multiple of the usual number; also for pauses.
+        still: the change up to which a component stands still, as a share of its range.
         limits: the share of steps that may lie on a limit, over all episodes.
         clipped: the share of steps that may lie on a limit in one episode.
-        chatter: the share of steps that may reverse by far.
-        alternating: the reversals in a row that may be.
-        turn: the changes that count as reversals, as a share of the range.
+        chatter: the share of steps that may be large reversals.
+        alternating: the number of large reversals in a row that is allowed.
+        turn: the change from which a reversal is large, as a share of the range.
         idle: the share of an episode that may be rest at its beginning or end.
-        idle_steps: the steps that may be.
-        pause: the steps of rest that may be in the middle of an episode.
-        pause_seconds: the same in seconds, where the rate is known.
+        idle_steps: the number of steps of rest at its beginning or end that is always allowed.
+        pause: the number of steps of rest that is allowed in the middle of an episode.
+        pause_seconds: the same in seconds, if the rate is known.
         pause_share: the same, as a share of the episode.
-        slow: the speed below which a robot rests, as a share of the mean speed.
-        lag: by how many steps the lag of actions or pictures may differ.
-        lead: the seconds that a state may follow its action, where the rate is known.
-        precede: the steps by which states may not precede actions in all episodes.
+        slow: the speed up to which a robot rests, as a share of its mean speed.
+        lag: by how many steps the delay of actions or pictures may differ from the usual one.
+        lead: by how many seconds states may follow their actions, if the rate is known.
+        precede: the number of steps from which states of all episodes precede their actions too early.
         agreement: the correlation of actions and states, or the share of the variance of actions that states
             explain, below which they are not compared.
         disagreement: how far the correlation of a component, or of pictures and states, may fall.
-        offset: how far states may be from actions on average, as a share of the range.
-        units: the ratio of ranges that is taken for another unit.
-        rough: the ratio of jerk, of `several` components at once.
-        rougher: the ratio of jerk, as a median over all components.
-        fast: the ratio of speeds, of `most` components at once or as a median over all.
-        noise: the least jerk that counts, as a share of the range.
-        growing: the share of steps at which running sums grow.
-        explained: the share of the variance of rewards that has to be explained for a comparison of shifts.
-        shifted: how much more of it another step may explain.
-        gap: a step in time, as a multiple of the usual one.
-        jitter: the deviation of a step in time, as a share of the usual one.
-        jittered: the share of steps that may deviate as far.
-        tolerance: the deviation of a step in time that never counts, in seconds.
-        late: how far the first time stamp may be from the others', in steps.
-        mean: the error of a stored mean, in standard deviations; of a stored deviation, as a share of it.
-        quantile: the error of a stored quantile, as a share of the range.
-        extreme: the error of a stored least or largest value, as a share of the range.
-        episode: the error of a statistic of one episode, as a share of the usual range of an episode.
-        picture: the error of the stored mean of pictures, of 1.
-        dark: the brightness of black pictures, of 255; white ones are as near to 255.
-        flat: the deviation of the grey values of a picture of one colour, of 255.
-        calm: the change of a picture that stands still, as a share of a small change of its camera.
-        frozen_pictures: the steps that a picture may stand still while the robot moves.
-        moved: the range of states, as a share of the usual one, with which a picture that stands still is frozen.
-        repeated: the share of pictures that may repeat the one before.
+        offset: how far the mean distance of states and actions may be from the usual one, as a share of the range.
+        units: the ratio of ranges from which values are taken to have another unit.
+        rough: the ratio of jerk to the usual jerk, of `several` components at once.
+        rougher: the same, as a median over all components.
+        fast: the ratio of speed to the usual speed, of `most` components at once or as a median over all.
+        noise: the smallest jerk that counts, as a share of the range.
+        growing: the share of steps in which running sums grow.
+        explained: the share of the variance of rewards that has to be explained before shifts are compared.
+        shifted: how much more of that variance the rewards of a neighbouring step may explain.
+        gap: the longest time step, as a multiple of the usual one.
+        jitter: the allowed deviation of a time step, as a share of the usual one.
+        jittered: the share of time steps that may deviate by more.
+        tolerance: the deviation of a time step that is always allowed, in seconds.
+        late: how far the first time stamp may be from that of the other episodes, in steps.
+        mean: the allowed error of a stored mean, in standard deviations, and of a stored standard deviation, as a
+            share of it.
+        quantile: the allowed error of a stored quantile, as a share of the range.
+        extreme: the allowed error of a stored minimum or maximum, as a share of the range.
+        episode: the allowed error of a statistic of one episode, as a share of the usual range of an episode.
+        picture: the allowed error of the stored mean of pictures, on a scale from 0 to 1.
+        dark: the brightness up to which a picture is black, of 255; white ones are as near to 255.
+        flat: the standard deviation of grey values below which a picture is of one colour, of 255.
+        calm: the change up to which a picture stands still, as a share of a small change of its camera.
+        frozen_pictures: the number of steps for which a picture may stand still while the robot moves.
+        moved: the range of states from which the robot moves while a picture stands still, as a share of the usual.
+        repeated: the share of pictures that may repeat the previous one.
         glitch: the change of a single picture, as a multiple of the usual one.
-        sharp: the sharpness, as a share of the family's.
-        blurred: the share of pictures that may be as blurred, and at least 5 of them.
-        exposure: the jump in brightness, of 255.
-        equal: the difference of pictures of two cameras that show the same, of 255.
-        brightness: how far the brightness of an episode may be from the others', of 255.
+        sharp: the sharpness, as a share of the usual one.
+        blurred: the share of pictures that may be less sharp than that, and at least 5 of them.
+        exposure: the allowed jump in brightness, of 255.
+        equal: the mean difference up to which pictures of two cameras show the same, of 255.
+        brightness: how far the brightness of an episode may be from that of the others, of 255.
         colours: the same for colours.
-        view: the same for the parts of a picture, also of two episodes that may be copies.
-        grain: the same for noise, as a share of the sharpness.
-        fit: the correlation of states with what pictures predict of them, below which they are not compared.
-        surplus: the frames of a video that may belong to no row, where rows begin and end.
+        view: the same for the parts of a picture, and for the pictures of two episodes that may be copies.
+        grain: the same for noise, as a share of the usual sharpness.
+        fit: the correlation of states with their prediction from pictures, below which they are not compared.
+        surplus: the number of frames that may belong to no row before, between and after the episodes of a video.
     """
 
     least: int = 10
@@ -409,9 +421,9 @@ class Thresholds:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | Path) -> Thresholds:
-        """Take thresholds by their names, or from a TOML file; those that are not named keep their defaults.
+        """Read thresholds from a mapping or a TOML file; those that are not named keep their defaults.
 
-        UsageError for a name that does not exist, and a value that is not a positive number.
+        Raises UsageError for an unknown name, and for a value that is not a positive number.
         """
         origin = "thresholds"
         if isinstance(given, Path):
@@ -433,14 +445,14 @@ class Thresholds:
 
 @dataclass
 class Report:
-    """Gathers findings of rules of behaviour about the dataset at `path`, whose episodes have these `numbers`."""
+    """Collects the findings about the dataset at `path`; `numbers` are those of its episodes, in the order of rows."""
 
     path: Path
     is_raw: bool
     findings: list[Finding] = field(default_factory=list)
     numbers: Sequence[int] = ()
     rate: float | None = None
-    """How many steps a second the metadata state."""
+    """The steps per second that the metadata state."""
 
     def add(
         self,
@@ -453,7 +465,7 @@ class Report:
         threshold: float = 0.0,
         components: Sequence[str] = (),
     ) -> None:
-        """Add a finding; `figure` is what was measured, and `threshold` what it was compared with."""
+        """Add a finding; `figure` is the measured value, and `threshold` the value that it was compared with."""
         entry = BY_ID[rule]
         concerned = sorted({int(one) for one in episodes})
         places = np.array(sorted({(int(start), int(stop)) for start, stop in steps}), np.int64).reshape(-1, 2)
@@ -466,7 +478,7 @@ class Report:
         )  # fmt: skip
 
     def _mend(self, entry: BehaviourEntry, episodes: Collection[int]) -> str:
-        """Write the command that mends it."""
+        """Return the command that mends a finding about these episodes, or advice if there is no such command."""
         how, _, otherwise = entry.mend.partition("; ")
         place = shlex.quote(str(self.path))
         if how == "leave out" and episodes and len(set(self.numbers) - set(episodes)):
@@ -493,12 +505,12 @@ class Report:
                 else "convert again with --ends truncated"
             )
         if how in {"look", "leave out", "task"}:
-            return otherwise or f"look at it with rbtool inspect {place}"
+            return otherwise or f"look at the episodes with rbtool inspect {place}"
         return how
 
 
 def of_episodes(episodes: Collection[int]) -> str:
-    """Write a few numbers of episodes: `episode 3`, or `episodes 3, 5, 8 and 4 more`."""
+    """Return the numbers of the first few episodes as text: `episode 3`, or `episodes 3, 5, 8 and 4 more`."""
     shown = [str(int(one)) for one in list(episodes)[:6]]
     if len(episodes) == 1:
         return f"episode {shown[0]}"

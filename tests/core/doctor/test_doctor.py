@@ -55,6 +55,12 @@ def test_every_planted_defect_is_found(name: str, tmp_path: Path) -> None:
     _require_found(name, tmp_path / "set")
 
 
+def test_rewards_that_come_too_early_belong_to_the_step_after_theirs(tmp_path: Path) -> None:
+    (found,) = [one for one in rbtool.check(write_defect("early rewards", tmp_path / "set")).findings
+                if one.rule == "REW002"]  # fmt: skip
+    assert found.message.startswith("rewards fit the step after theirs")
+
+
 def test_a_clean_set_raises_no_alarm(tmp_path: Path) -> None:
     assert rbtool.check(write(make(CLEAN["arm"]), tmp_path / "set")).findings == ()
 
@@ -241,7 +247,11 @@ def _with_rows(folder: Path, count: int) -> None:
         (lambda folder: _without(folder / "data", "*.parquet"), "TED014", "is missing"),
         (lambda folder: _with_rows(folder, 17), "TED014", "has 17 rows"),
         (lambda folder: (folder / "data/chunk-000/odd.parquet").write_bytes(b"x"), "MET004", "odd.parquet"),
-        (robot_sets._edit_json("meta/stats.json", lambda found: found.pop("action")), "MET001", "nothing about action"),
+        (
+            robot_sets._edit_json("meta/stats.json", lambda found: found.pop("action")),
+            "MET001",
+            "no statistics of action",
+        ),
         (robot_sets._edit_json("meta/info.json", lambda info: info.update(total_tasks=5)), "MET002", "total_tasks 5"),
         (lambda folder: _emptied(folder / "meta", "*episodes*"), "TED014", "empty file"),
     ],
