@@ -25,11 +25,11 @@ def qlearning_arrays(
 ) -> dict[str, Array]:
     """Return a dataset as the arrays of `d4rl.qlearning_dataset`, for code that trains on those.
 
-    `d4rl.qlearning_dataset` has no observation after the last step of an episode: it leaves out the last step where a
-    time limit ended the episode, and the last row of the file, and gives terminal steps the first observation of the
-    following episode. A dataset has the observation after every step, which is what `next_observations` are here. So
-    the last steps at time limits are kept, and are not terminal; left out are those whose source had no observation
-    after them.
+    D4RL's files have no observation after the last step of an episode. `d4rl.qlearning_dataset` therefore leaves out
+    the last step of an episode that a time limit ended, and the last row of the file, and pairs terminal steps with the
+    first observation of the following episode. A dataset of rbtool stores the observation after every step, and
+    `next_observations` is that observation. The last steps at time limits are kept, and are not terminal. Only steps
+    whose source had no observation after them are left out.
 
     Args:
         dataset: a path, `source:id`, or the buffer of a dataset, with one array of observations.
@@ -62,7 +62,7 @@ def qlearning_arrays(
 
 
 def _fields(reader: StepReader) -> dict[str, Field]:
-    """The leaf of each array, by its name in D4RL."""
+    """Return the field of each array, by the array's name in D4RL."""
     observation, action = (only_leaf(reader.fields, role, "D4RL") for role in ("observation", "action"))
     keys: dict[str, Key] = {
         "observations": observation.key, "actions": action.key, "rewards": NEXT_REWARD,
@@ -72,7 +72,7 @@ def _fields(reader: StepReader) -> dict[str, Field]:
 
 
 def _kept(reader: StepReader, *, drop: bool) -> Array:
-    """Which steps have a place among the arrays, bool `[steps]`."""
+    """Return a mask of the steps that are returned, bool `[steps]`."""
     table = reader.episodes
     ends, kept = table.start + table.length - 1, np.ones(table.steps, bool)
     kept[ends[table.truncated & (drop | (~table.terminated & (table.final == Final.REPEATED)))]] = False
@@ -82,7 +82,7 @@ def _kept(reader: StepReader, *, drop: bool) -> Array:
 
 
 def _rows(reader: StepReader, field: Field, rows: Array, dtype: Any) -> Array:
-    """Read rows of a leaf, ascending, in chunks; rewards and flags are one number each."""
+    """Read rows of a field, given in ascending order, in chunks; rewards and flags lose their trailing dimension."""
     shape = () if field.key in OUTCOMES else field.shape
     found = np.empty((len(rows), *shape), field.numpy if dtype is None else dtype)
     size = max(1, _CHUNK_BYTES // max(1, field.row_bytes))
@@ -106,7 +106,7 @@ def sequence_dataset(
 
     The arrays have D4RL's names and the stored element types: `observations`, `actions`, `rewards`,
     `next_observations`, `terminals`, `timeouts`, and `infos/NAME` for infos of each step. D4RL leaves out an unfinished
-    last episode; here it is there, with a timeout in its last step.
+    last episode; this function yields it, with a timeout in its last step.
 
     Args:
         dataset: a path, `source:id`, or the buffer of a dataset, with one array of observations.
@@ -158,7 +158,7 @@ def _span(reader: StepReader, field: Field, start: int, stop: int) -> Array:
 
 
 def _to_go(rewards: Array, gamma: float) -> Array:
-    """The sums of discounted rewards to come; whole numbers are float32, as they cannot be discounted."""
+    """Return the discounted sums of the rewards from each step on, as float32 if the rewards are integers."""
     totals = rewards.astype(np.float64)
     ends = np.zeros(len(totals), bool)
     ends[-1:] = True

@@ -34,10 +34,10 @@ OBSERVATION: Key = ("observation",)
 def to_d3rlpy(dataset: str | os.PathLike[str]) -> Any:
     """Return a dataset as a `d3rlpy.dataset.MDPDataset`, which is a `ReplayBuffer` of d3rlpy.
 
-    An episode of d3rlpy has its steps and one flag, which says whether the last of them is terminated. It has no
-    observation after the last step: where an episode was truncated, d3rlpy trains on all steps but the last. Several
-    arrays of observations become a tuple, in the order of their names. Whole numbers as actions are discrete ones for
-    d3rlpy, all others are continuous. All rows are read into memory.
+    An episode of d3rlpy consists of its steps and a flag that says whether the last step is terminated. It has no
+    observation after the last step, so d3rlpy trains on all steps but the last of an episode that was truncated.
+    Several arrays of observations become a tuple, in the order of their names. Integer actions are discrete for d3rlpy,
+    all others are continuous. All rows are read into memory.
 
     Args:
         dataset: a path, `source:id`, or the buffer of a dataset.
@@ -66,7 +66,7 @@ def to_d3rlpy(dataset: str | os.PathLike[str]) -> Any:
 
 
 def _with_dimension(rows: Array) -> Array:
-    """Give rows of single numbers a dimension, which d3rlpy's have."""
+    """Give rows of single numbers a trailing dimension, as d3rlpy expects."""
     return rows.reshape(len(rows), -1) if rows.ndim == 1 else rows
 
 
@@ -77,9 +77,10 @@ def from_d3rlpy(buffer: Any, *, final_step: FinalStep = "auto") -> TensorDict:
 
     Args:
         buffer: a `ReplayBuffer`, an `MDPDataset`, or anything else with `episodes`.
-        final_step: what becomes of the last step of an episode, after which there is no observation. `"auto"` keeps it
-            where the episode is terminated, with the last observation repeated, and leaves it out otherwise: then the
-            step before it is the truncated end. `"drop"` leaves it out, `"repeat"` keeps it.
+        final_step: what to do with the last step of an episode, because d3rlpy stores no observation after it. `"auto"`
+            keeps the step of a terminated episode, with the last observation repeated, and leaves out any other step,
+            so that the episode is truncated after the step before. `"drop"` always leaves it out, `"repeat"` always
+            keeps it.
 
     Returns:
         Steps `[n]`: `observation`, `action`, `episode`, and under `next` `observation`, `reward`, `done`, `terminated`,
@@ -118,7 +119,7 @@ def _imported() -> tuple[Any, Any]:
         from d3rlpy import constants
         from d3rlpy.dataset import MDPDataset
     except ImportError as error:
-        # No extra: d3rlpy pins a version of gymnasium with which rbtool does not work
+        # There is no extra for d3rlpy: it pins a version of gymnasium with which rbtool does not work.
         how = "pip install --no-deps d3rlpy, and pip install gym structlog dataclasses-json scikit-learn"
         raise not_installed("this needs d3rlpy", "", error, hint=how) from error
     return constants, MDPDataset

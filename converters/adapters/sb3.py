@@ -1,4 +1,4 @@
-"""A replay buffer for the off-policy algorithms of Stable-Baselines3, whose rows are in a storage of rbtool.
+"""A replay buffer for the off-policy algorithms of Stable-Baselines3 that keeps its rows in a storage of rbtool.
 
 from rbtool.adapters.sb3 import ReplayBuffer
 
@@ -34,44 +34,44 @@ else:
     _Theirs = buffers.ReplayBuffer
 
 Parts: TypeAlias = dict[str, Array]
-"""Observations by the part of a Dict space; for any other space there is one part, `""`."""
+"""Observations, by the part of a Dict space; for any other space there is one part, `""`."""
 
 _CHUNK_BYTES = 16 << 20
 _ALL = ""
 
 
 class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
-    """A `replay_buffer_class` for SAC, TD3, DQN and the like, for Dict observations too.
+    """A `replay_buffer_class` for SAC, TD3, DQN and similar algorithms, with or without Dict observations.
 
     `storage` is a storage of rbtool with dimensions `[rows, n_envs]`. Its elements are steps of TED: `observation`,
     `action`, and under `next` `observation`, `reward`, `done` and `truncated`. `observations`, `next_observations`,
-    `actions`, `rewards`, `dones` and `timeouts` are NumPy arrays in the same memory. After the same `np.random.seed`
-    it draws the batches that the buffers of Stable-Baselines3 draw.
+    `actions`, `rewards`, `dones` and `timeouts` are NumPy arrays that share its memory. After the same
+    `np.random.seed`, the buffer draws the same batches as the buffers of Stable-Baselines3.
 
     What it adds:
 
     - `scratch_dir` keeps the rows in memory-mapped files: a buffer may be larger than memory.
-    - With `optimize_memory_usage`, a next observation is stored only where it is not the observation in the following
-      row: at ends of episodes, and in the newest row. Batches are then exact, with `handle_timeout_termination` and for
-      Dict spaces too.
+    - With `optimize_memory_usage`, a next observation is stored only if it differs from the observation in the
+      following row: at ends of episodes, and in the newest row. Batches are exact, also with
+      `handle_timeout_termination` and for Dict spaces.
     - `add_dataset` and `from_dataset` fill it from a dataset.
 
-    `model.save_replay_buffer(path)` writes the rows that are there, each with its next observation; `rbtool convert`
-    makes a dataset of that file. A buffer in files is in temporary files once it is loaded again.
+    `model.save_replay_buffer(path)` writes the filled rows, each with its next observation; `rbtool convert` converts
+    that file to a dataset. When a buffer with `scratch_dir` is loaded again, its rows are kept in temporary files.
 
     Args:
         buffer_size: the capacity in steps, of all environments together.
         observation_space, action_space: the spaces of the environment.
-        device: where batches are.
+        device: the device of batches.
         n_envs: the number of parallel environments.
-        optimize_memory_usage: whether to store next observations only where they are not in the following row.
+        optimize_memory_usage: whether to store next observations only if they are not in the following row.
         handle_timeout_termination: whether a step at a time limit counts as not done in batches.
         scratch_dir: a folder for memory-mapped files; default: rows are in memory.
         existsok: whether existing files in that folder may be replaced.
 
     Raises:
         UsageError: (a ValueError) Stable-Baselines3 is not installed.
-        SchemaError: (a RuntimeError) there are files in `scratch_dir`, and `existsok` is not set.
+        SchemaError: (a RuntimeError) `scratch_dir` contains files, and `existsok` is not set.
     """
 
     buffer_size: int
@@ -109,7 +109,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._make_storage(scratch_dir, existsok)
 
     def _make_storage(self, scratch_dir: PathLike | None, existsok: bool) -> None:
-        """Make the tensors, all zeros, and the arrays in their memory that Stable-Baselines3 calls by their names."""
+        """Make the storage, filled with zeros, and the arrays in its memory that Stable-Baselines3 uses."""
         capacity = self.buffer_size * self.n_envs
         self.storage: LazyTensorStorage = (
             LazyMemmapStorage(capacity, scratch_dir=scratch_dir, ndim=2, existsok=existsok)
@@ -117,7 +117,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
             else LazyTensorStorage(capacity, ndim=2)
         )
         lead = (1, self.n_envs)
-        # One row, filled again for each step: to make a tensordict takes longer than to write it
+        # One row that every `add` fills again: making a tensordict takes longer than writing it.
         self._before, self._after = (
             {part: np.zeros((*lead, *shape), dtype) for part, (dtype, shape) in self._forms().items()} for _ in range(2)
         )
@@ -125,7 +125,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._row = self._steps(self._before, self._after, actions, *[np.zeros(lead, np.float32) for _ in range(3)])
         self._row_arrays = _arrays_of(self._row)
         self.storage.set(range(1), self._row)
-        self.storage.empty()  # the tensors stay
+        self.storage.empty()  # the tensors stay allocated
         rows: Any = self.storage.array_rows(None)
         self._rows, self._row_values = rows, rows.take(_entries(self._row[0]), True)  # values in the memory of the row
         self.__dict__.update(_arrays_of(self.storage.contents))
@@ -133,7 +133,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._apart: Array = np.zeros((self.buffer_size, self.n_envs), bool)
 
     def _forms(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
-        """Element type and shape of an observation, by part."""
+        """Return the element type and shape of an observation, by part."""
         if isinstance(self.obs_shape, dict):
             return {part: (self.observation_space[part].dtype, shape) for part, shape in self.obs_shape.items()}
         return {_ALL: (self.observation_space.dtype, self.obs_shape)}
@@ -141,7 +141,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
     def _steps(
         self, before: Parts, after: Parts, actions: Array, rewards: Array, dones: Array, timeouts: Array
     ) -> TensorDict:
-        """Make steps of TED of arrays `[rows, n_envs, …]`."""
+        """Make steps of TED from arrays `[rows, n_envs, …]`."""
         outcome: dict[str, Any] = {
             "reward": torch.from_numpy(rewards.astype(np.float32, copy=False)).unsqueeze(-1),
             "done": torch.from_numpy(dones != 0).unsqueeze(-1),
@@ -153,7 +153,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         return TensorDict(steps, batch_size=rewards.shape)
 
     def _each(self, observations: Any) -> Parts:
-        """Observations by part, of what Stable-Baselines3 calls observations."""
+        """Return observations by part, given an array or a dictionary of Stable-Baselines3."""
         return observations if isinstance(self.obs_shape, dict) else {_ALL: observations}
 
     # Writing -----------------------------------------------------------------------------------------
@@ -176,20 +176,29 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         self._written(self.pos + 1, self._before, self._after)
 
     def _written(self, stop: int, before: Parts, after: Parts) -> None:
-        """Note that rows from `pos` to before `stop` were written."""
+        """Advance the position to `stop` after rows from `pos` on were written."""
         if self.optimize_memory_usage:
             self._keep_next(before, after, stop - 1)
         self.full = self.full or stop == self.buffer_size
         self.pos = stop % self.buffer_size
 
     def _keep_next(self, before: Parts, after: Parts, newest: int) -> None:
-        """Keep the next observations of rows from `pos` on that are not observations of the rows after them."""
+        """Store the next observations of written rows that differ from the observation in the following row.
+
+        `_apart` marks these rows, and `_next` holds their next observations by `row * n_envs + env`. The newest row
+        always has one, because nothing follows it yet; the next write removes it if the new row begins with it.
+
+            row              pos - 1   pos    pos + 1    newest = pos + 2
+            observation         s3      s4       s0           s1
+            next                s4      s5       s1           s2
+            stored in _next     -       s5        -           s2
+        """
         count = len(next(iter(before.values())))
         rows = slice(self.pos, self.pos + count)
         for row, env in np.argwhere(self._apart[rows]):
             del self._next[(self.pos + int(row)) * self.n_envs + int(env)]
         self._apart[rows] = False
-        last = (self.pos - 1) % self.buffer_size  # its next observation may be what this write begins with
+        last = (self.pos - 1) % self.buffer_size  # the newest row before this write
         for env in np.flatnonzero(self._apart[last]).tolist():
             place = last * self.n_envs + env
             if all(rows_equal(kept[np.newaxis], before[part][:1, env]) for part, kept in self._next[place].items()):
@@ -240,7 +249,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         return type_aliases.ReplayBufferSamples(states[0][_ALL], action, states[1][_ALL], done, reward)
 
     def _states_after(self, places: Array) -> Parts:
-        """The observations after steps, by part, `[n, …]`; `places` count rows of all environments."""
+        """Return the observations after steps, by part, `[n, …]`; a place is `row * n_envs + env`."""
         if not self.optimize_memory_usage:
             return _taken(self._each(self.next_observations), places)
         following = (places + self.n_envs) % self._apart.size
@@ -253,7 +262,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
     # Saving ------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what the buffers of Stable-Baselines3 save, for the rows that there are."""
+        """Return the attributes that the buffers of Stable-Baselines3 save, with the filled rows only."""
         rows, state = self.size(), dict(self.__dict__)
         for name in ("storage", "_row", "_row_arrays", "_rows", "_row_values", "_before", "_after", "_next", "_apart"):
             del state[name]
@@ -295,7 +304,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         scale_actions: bool | None = None,
         **options: Any,
     ) -> Self:
-        """Make a buffer with the steps of a dataset; `buffer_size` is by default what they need.
+        """Make a buffer with the steps of a dataset; `buffer_size` is the number of its steps by default.
 
         The other arguments are as for the buffer and for `add_dataset`.
         """
@@ -307,15 +316,15 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
         return buffer
 
     def add_dataset(self, dataset: PathLike, *, scale_actions: bool | None = None) -> None:
-        """Add all steps of a dataset, as the environments of the buffer would have made them side by side.
+        """Add all steps of a dataset, as if the environments of the buffer had produced them in parallel.
 
-        With several environments each gets an equal share of the steps, in the order of the dataset; what is left over
-        is left out, with a warning. The algorithms of Stable-Baselines3 store actions of a Box scaled from its bounds
-        to -1 and 1: here, too, they are scaled, unless the dataset was made of a buffer of Stable-Baselines3.
+        Each environment gets an equal share of the steps, in the order of the dataset; a remainder is left out with a
+        warning. The algorithms of Stable-Baselines3 store actions of a Box scaled from its bounds to -1 and 1, so they
+        are scaled here as well, unless the dataset comes from a buffer of Stable-Baselines3.
 
         Args:
             dataset: a path, `source:id`, or the buffer of a dataset. Parts of a Dict space are `observation.NAME`.
-            scale_actions: whether actions of a Box are scaled; default: unless the dataset comes from
+            scale_actions: whether to scale actions of a Box; default: True, unless the dataset comes from
                 Stable-Baselines3.
 
         Raises:
@@ -332,7 +341,8 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
                 )
             if left := reader.manifest.steps - source.rows * self.n_envs:
                 warn_caller(
-                    f"{reader.path}: the last {left} steps are left out, which {self.n_envs} environments cannot share"
+                    f"{reader.path}: the last {left} steps are left out, because {self.n_envs} environments get equal "
+                    "shares"
                 )
             done = 0
             while done < source.rows:
@@ -345,7 +355,7 @@ class ReplayBuffer(_Theirs):  # type: ignore[misc]  # a library without types
 
 
 class _Dataset:
-    """The steps of a dataset as rows `[rows, n_envs, …]` of a buffer: each environment has a share of `rows` steps."""
+    """The steps of a dataset as rows `[rows, n_envs, …]` of a buffer: each environment gets `rows` steps."""
 
     def __init__(self, reader: StepReader, buffer: ReplayBuffer, scale_actions: bool | None) -> None:
         self._reader, self._buffer = reader, buffer
@@ -400,7 +410,7 @@ _SAVED = ("observations", "next_observations", "actions", "rewards", "dones", "t
 
 
 def _arrays_of(steps: TensorDict) -> dict[str, Any]:
-    """The arrays in the memory of steps, by the names in Stable-Baselines3; `observations` of a Dict are parts."""
+    """Return NumPy arrays that share the memory of steps, by their names in Stable-Baselines3."""
     after = steps["next"]
     found = {"actions": steps["action"].numpy()}
     for name, key in (("rewards", "reward"), ("dones", "done"), ("timeouts", "truncated")):
@@ -417,7 +427,7 @@ def _arrays_of(steps: TensorDict) -> dict[str, Any]:
 
 
 def _entries(steps: Any) -> dict[str, Any]:
-    """The entries of a tensordict as arrays in the same memory."""
+    """Return the entries of a tensordict as arrays that share its memory."""
     return {key: rows.numpy() if isinstance(rows, torch.Tensor) else _entries(rows) for key, rows in steps.items()}
 
 
@@ -427,18 +437,18 @@ def _taken(parts: Parts, places: Array) -> Parts:
 
 
 def _keys_of(part: str) -> tuple[Key, Key]:
-    """Where TED has a part of observations before and after a step."""
+    """Return the keys in TED of a part of the observation before and after a step."""
     key = ("observation", part) if part else ("observation",)
     return key, ("next", *key)
 
 
 def _nested(parts: Parts) -> Any:
-    """Observations as a step of TED has them: a tensor, or a dictionary of the parts of a Dict space."""
+    """Return observations as in a step of TED: a tensor, or a dictionary of the parts of a Dict space."""
     if _ALL in parts:
         return torch.from_numpy(parts[_ALL])
     return {part: torch.from_numpy(rows) for part, rows in parts.items()}
 
 
 def _flat(rows: Array) -> Array:
-    """Merge rows and environments."""
+    """Merge the dimensions of rows and environments."""
     return rows.reshape(-1, *rows.shape[2:])

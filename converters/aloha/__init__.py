@@ -1,4 +1,4 @@
-"""HDF5 files of ALOHA and ACT, an episode each, and of their relatives RoboTwin and RoboMIND: read."""
+"""HDF5 files of ALOHA and ACT, and of the related RoboTwin and RoboMIND, with one episode each: read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Reads HDF5 files of ALOHA and ACT, RoboTwin and RoboMIND: a file an episode, pictures as arrays or as JPEG.
+"""Reads HDF5 files of ALOHA and ACT, RoboTwin and RoboMIND: one file for each episode, pictures as arrays or JPEG.
 
-Imports h5py; never torch or OpenCV.
+It imports h5py, but neither torch nor OpenCV.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ _JOINTS: tuple[ColumnPath, ...] = tuple(
 _JOINT_STATES: tuple[ColumnPath, ...] = (("qpos",), ("qvel",), ("effort",))
 _NUMBER = re.compile(r"(\d{1,18})$")
 _SINGLE = "it is a single value, not one a step"
+"""The reason that `StoredGroup.columns` gives for a column that holds a single value."""
 _SHOWN = _LOOKED_AT = 8
 _DEPTH = "depth"
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """A family of files.
+    """The layout of a family of files.
 
-    `action` are the columns that are joined to the action. With `is_next` it comes from the next row, and a file has a
-    row more than steps.
+    `action` lists the columns that are joined to the action. If `is_next` is true, the action is taken from the next
+    row, so a file has one row more than steps.
     """
 
     name: str
@@ -90,7 +91,7 @@ _ROBOMIND = _Layout("RoboMIND", ())
 
 
 def _layout_of(file: Path) -> _Layout | None:
-    """Return the family of a file by the names of its groups; None for other files, and damaged ones."""
+    """Return the layout of a file by the names of its groups; None for other files, and for damaged ones."""
     names = set(names_in(file))
     if {"joint_action", "observation"} <= names:
         joints = set(names_in(file, "joint_action"))
@@ -106,28 +107,28 @@ def _layout_of(file: Path) -> _Layout | None:
 
 
 class AlohaReader(GroupReader):
-    """A file of ALOHA, ACT, RoboTwin or RoboMIND, or a folder of them, or one with them in its folder `data`.
+    """Reads a file of ALOHA, ACT, RoboTwin or RoboMIND, a folder of such files, or a folder with them in `data`.
 
-    An episode bears the number at the end of the name of its file. `observations/qpos` becomes `observation.qpos`,
-    `observations/images/top` `observation.image.top`, `action` is the action; RoboTwin's action is the joint vector of
-    the next row. Pictures that are JPEG or PNG are decoded. Episodes end truncated.
+    The number of an episode is the one at the end of its file's name. `observations/qpos` becomes `observation.qpos`,
+    `observations/images/top` becomes `observation.image.top`, and `action` is the action; RoboTwin's action is the
+    joint vector of the next row. JPEG and PNG pictures are decoded. Episodes end truncated.
 
-    Options: `images` may be `skip`; `jpeg` may be `opencv`, which swaps red and blue; `id` is the published dataset
-    that the files are.
+    Options: `images` may be `skip`; `jpeg` may be `opencv`, which swaps red and blue; `id` is the id of the published
+    dataset.
 
     Raises FormatError for files of another layout, CorruptDataError for damaged ones. An episode that does not fit the
-    others is refused once it is asked for.
+    others raises an error when it is read.
     """
 
     option_names = frozenset({"images", "jpeg", "id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a whole HDF5 file of one of the families, or one of the first in a folder is."""
+        """Return whether the file, or one of the first files in the folder, has one of the layouts."""
         return any(_layout_of(file) is not None for file in _files_at(path)[:_LOOKED_AT])
 
     def on_open(self) -> None:
-        """Look for the files, of which one that can be read says what family they are."""
+        """Find the files; the first one that can be read decides about the layout of all."""
         files = _files_at(self.path)
         if not files:
             raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with one")
@@ -136,12 +137,12 @@ class AlohaReader(GroupReader):
         layout = next(filter(None, map(_layout_of, files)), None)
         if layout is None:
             require_whole_h5(files[0])
-            raise FormatError(f"{files[0]} has not the groups of ALOHA, RoboTwin or RoboMIND")
+            raise FormatError(f"{files[0]} does not have the groups of ALOHA, RoboTwin or RoboMIND")
         self._layout = layout
         self.opened = GroupFiles(files)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at the structure of every file, and at the first picture of each camera."""
+        """Examine the structure of every file, and the first picture of each camera."""
         found = _Files(self._layout, self._texts(), images=self._images)
         for index, path in enumerate(self.opened.paths):
             found.examine(index, path, self.opened)
@@ -165,7 +166,7 @@ class AlohaReader(GroupReader):
                 *found.notes(),
                 *mapped.notes,
                 *self._picture_notes(found),
-                "there are no flags: all episodes end truncated",
+                "the files have no flags: all episodes end truncated",
                 *notes_on_identical(self.opened.paths),
             ),
             lengths=[episode.steps for episode in kept],
@@ -182,30 +183,30 @@ class AlohaReader(GroupReader):
             yield f"red and blue of the encoded pictures ({names}) are swapped, as OpenCV decodes them (--jpeg opencv)"
         elif names:
             yield (
-                f"encoded pictures ({names}) are decoded with their standard meaning; recorders that gave RGB arrays "
-                "to OpenCV swapped red and blue, which files do not state: --jpeg opencv swaps them back"
+                f"encoded pictures ({names}) are decoded as their standard says; recorders that passed RGB arrays to "
+                "OpenCV swapped red and blue, which the files do not state: --jpeg opencv swaps them back"
             )
 
     def _texts(self) -> dict[str, Path]:
-        """The files with RoboTwin's instructions, by the names of the files of episodes without suffix."""
+        """Return the files with RoboTwin's instructions, by the stem of the episode's file name."""
         beside = self.opened.paths[0].parent
         folder = (beside.parent if beside.name == "data" else beside) / "instructions"
         return {file.stem: file for file in sorted(folder.glob("*.json")) if file.is_file()}
 
     def files(self) -> list[Path]:
-        """The files of episodes, and of instructions."""
+        """Return the files of episodes, and those of their instructions."""
         stems = {path.stem for path in self.opened.paths}
         return [*self.opened.paths, *(file for stem, file in self._texts().items() if stem in stems)]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageColumn(GroupColumn):
-    """Pictures of a camera: arrays, or encoded ones, which may be padded with zeros; with `swaps`, red is blue."""
+    """Pictures of a camera, stored as arrays or encoded (and then perhaps padded); `swaps` exchanges red and blue."""
 
     swaps: bool = False
 
     def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
-        """Decode the pictures of steps, and those after each step where there is one after the last."""
+        """Decode the pictures of steps; and the picture after each step, if the file has one after the last step."""
         if self.longer:
             rows = self._decoded(group, start, stop + 1)
             return rows[:-1], rows[1:]
@@ -226,7 +227,7 @@ class ImageColumn(GroupColumn):
 
 
 def _picture(data: bytes, form: ImageForm, what: str) -> Array:
-    """Decode a picture; some frames of RoboMIND were never encoded."""
+    """Decode a picture; some frames of RoboMIND are raw pixels among encoded ones."""
     height, width, channels = form.shape
     if not is_image(data) and len(data) == height * width * channels * np.dtype(form.dtype).itemsize:
         return np.frombuffer(data, form.dtype).reshape(form.shape)
@@ -235,7 +236,7 @@ def _picture(data: bytes, form: ImageForm, what: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class NextRows(GroupColumn):
-    """An action that is made of columns of the row after the step, joined as one vector."""
+    """An action that joins columns of the next row to a vector."""
 
     parts: tuple[tuple[ColumnPath, ColumnForm], ...] = ()
 
@@ -247,7 +248,7 @@ class NextRows(GroupColumn):
 
 @dataclass(slots=True)
 class _Episode:
-    """What was found in one file."""
+    """The findings about one file, which holds an episode."""
 
     index: int
     steps: int = 0
@@ -257,7 +258,7 @@ class _Episode:
 
 
 class _Files:
-    """Looks at one file after the other; `packed` are the columns with encoded pictures."""
+    """Examines one file after the other; `packed` collects the columns with encoded pictures."""
 
     def __init__(self, layout: _Layout, texts: Mapping[str, Path], *, images: bool) -> None:
         self._layout, self._texts, self._images = layout, texts, images
@@ -275,7 +276,7 @@ class _Files:
         self._real = 0
 
     def examine(self, index: int, path: Path, files: GroupFiles) -> None:
-        """Take the structure of a file; remember what is wrong with it."""
+        """Record the structure of a file, or what is wrong with it."""
         one = _Episode(index)
         self._found.append(one)
         self._names.append(path.name)
@@ -306,7 +307,7 @@ class _Files:
     def _columns(
         self, group: StoredGroup, stored: Mapping[ColumnPath, StoredColumn], path: Path
     ) -> dict[ColumnPath, StoredColumn]:
-        """Return the columns with the forms of decoded pictures, without those that have nothing."""
+        """Return the columns that have data; those with encoded pictures get the form of the decoded ones."""
         found = {}
         for name, column in stored.items():
             if name == _LENGTHS:
@@ -327,7 +328,7 @@ class _Files:
         return self._of_steps(found, path)
 
     def _of_steps(self, columns: dict[ColumnPath, StoredColumn], path: Path) -> dict[ColumnPath, StoredColumn]:
-        """Leave out arrays beside the observations that have no row a step, such as one matrix of a camera."""
+        """Leave out arrays beside the observations that do not have a row for each step, such as a camera matrix."""
         known = {column.rows for name, column in columns.items() if _counts(name, self._layout) and _has_rows(column)}
         known |= {count - 1 for count in known if self._layout.is_next}
         found = {}
@@ -348,7 +349,7 @@ class _Files:
         at, (data,) = 0, group.encoded(name, 0, 1)
         if column.form.kind == "array" and not is_image(data):
             return column
-        while not is_image(data) and at + 1 < column.rows:  # some frames of RoboMIND were never encoded
+        while not is_image(data) and at + 1 < column.rows:  # the first frames of RoboMIND may be raw pixels
             at += 1
             (data,) = group.encoded(name, at, at + 1)
         form = image_form(data, f"{what}, row {at:,}")
@@ -357,7 +358,7 @@ class _Files:
         return StoredColumn(ColumnForm("array", form.dtype, shape), column.rows)
 
     def _steps(self, name: str, columns: Mapping[ColumnPath, StoredColumn]) -> int:
-        """Return the number of steps: all rows that every column has, or one less where actions are next rows."""
+        """Return the number of steps: the rows that all columns have, or one less if actions come from the next row."""
         layout = self._layout
         for path in layout.action:
             if path not in columns:
@@ -374,7 +375,7 @@ class _Files:
     def _even(
         self, name: str, columns: Mapping[ColumnPath, StoredColumn], steps: int
     ) -> Mapping[ColumnPath, StoredColumn]:
-        """Leave rows out that other columns of an episode do not have; a note counts them."""
+        """Cut longer columns to the steps that all columns of an episode have; a note counts the rows."""
         if self._layout.is_next:
             return columns
         layout = self._layout
@@ -396,7 +397,7 @@ class _Files:
         return found
 
     def _values(self, file: GroupFile, stored: Mapping[ColumnPath, StoredColumn], path: Path) -> dict[str, str]:
-        """Read single values, which are texts of the episode."""
+        """Read single values, which become texts of the episode."""
         found = {}
         for name, column in stored.items():
             if column.form.why == _SINGLE:
@@ -418,7 +419,7 @@ class _Files:
             yield Dropped(column_name(path), why)
 
     def episodes(self, numbers: Sequence[int]) -> dict[int, GroupEpisode]:
-        """The episodes by number; `numbers` are the numbers of the files."""
+        """Return the episodes by number; `numbers` has the number of each file."""
         found = {}
         for one in sorted(self._found, key=lambda one: numbers[one.index]):
             name = self._names[one.index]
@@ -429,24 +430,24 @@ class _Files:
         return found
 
     def notes(self) -> Iterator[str]:
-        """Sentences on actions, rows and files that are left out."""
+        """Yield sentences about the actions, and about rows and files that are left out."""
         if self._layout.is_next:
-            yield "the action is made of the joints of the next row: an episode has a step less than rows"
+            yield "the action is made of the joints of the next row: an episode has one step less than rows"
         elif self._layout is _ACT and self._real:
             yield (
-                f"{counted(self._real, 'episode')} of a real robot: ACT trains these with the action of the row "
+                f"{counted(self._real, 'episode')} of a real robot: ACT trains on these with the action of the row "
                 "before; rows are kept as they are"
             )
         elif self._layout is _ROBOMIND:
             yield (
-                "actions come from the master, where there is one; the authors train some robots on the puppet of "
-                "the next row"
+                "actions come from the master arm, if there is one; the authors train some robots on the puppet arm's "
+                "state in the next row"
             )
         if self._cut:
             name, count = next(iter(self._cut.items()))
             yield (
-                f"{counted(len(self._cut), 'episode')} with columns of different lengths: rows that not all have are "
-                f"left out ({counted(count, 'row')} of {name})"
+                f"{counted(len(self._cut), 'episode')} with columns of different lengths: rows that some columns lack "
+                f"are left out ({counted(count, 'row')} of {name})"
             )
         if self._empty:
             more = ", …" if len(self._empty) > _SHOWN else ""
@@ -476,17 +477,17 @@ def _counts(path: ColumnPath, layout: _Layout) -> bool:
 
 
 def _is_of_camera(path: ColumnPath, layout: _Layout) -> bool:
-    """Whether a column has pictures of a camera or maps of depths."""
+    """Whether a column has pictures or depth maps of a camera."""
     return _key_of(path, layout)[0][:2] in (("observation", "image"), ("observation", _DEPTH))
 
 
 def _is_picture(column: StoredColumn) -> bool:
-    """Whether a column of a camera may be encoded, or has colors."""
+    """Whether a column of a camera may hold encoded pictures, or holds arrays with colours."""
     return column.form.kind in ("text", "bytes") or (column.form.dtype == "uint8" and len(column.form.shape) in (1, 3))
 
 
 def _key_of(path: ColumnPath, layout: _Layout) -> tuple[Key, Role, Timing]:
-    """Return the key of a column, its role, and when its rows are known."""
+    """Return the key of a column, its role, and its timing."""
     parts: Key = tuple(map(safe_part, path))
     if layout is _ACT:
         if path == _ACTION:
@@ -529,7 +530,7 @@ def _pictures(parts: Key) -> Key:
 def _keys_of(
     found: SurveyedColumns, layout: _Layout, packed: set[ColumnPath], *, swapped: bool
 ) -> MappedColumns:  # fmt: skip
-    """Give every column its key."""
+    """Map every column to its key in TED."""
     mapped, taken = MappedColumns(), []
     if layout.is_next and found.required:
         joints = tuple((path, found.required[path]) for path in layout.action if path in found.required)
@@ -561,7 +562,7 @@ def _asked_swap(choice: object) -> bool:
 
 
 def _first_instruction(text: str | None) -> str:
-    """Return the first instruction of a list, or of those that are `seen`."""
+    """Return the first instruction of a JSON list, or of the list `seen` of RoboTwin."""
     if text is None:
         return ""
     try:
@@ -574,7 +575,7 @@ def _first_instruction(text: str | None) -> str:
 
 
 def _numbers_of(files: Sequence[Path]) -> list[int]:
-    """Return the number at the end of the name of each file; else places, where not all have one of their own."""
+    """Return the number at the end of each file's name; or 0, 1, … if some names have none, or share one."""
     found = [match and int(match[1]) for match in (_NUMBER.search(file.stem) for file in files)]
     if None in found or len(set(found)) < len(found):
         return list(range(len(files)))
@@ -582,7 +583,7 @@ def _numbers_of(files: Sequence[Path]) -> list[int]:
 
 
 def _files_at(path: Path) -> list[Path]:
-    """The file itself, or all HDF5 files in a folder or in its folder `data`, in natural order."""
+    """Return the file itself, or all HDF5 files in a folder or in its folder `data`, in natural order."""
     if path.is_file():
         return [path]
     if not path.is_dir():

@@ -2,10 +2,15 @@
 
 Dopamine and emulators are never imported.
 
-A checkpoint is several gzip files of one array each, a copy of the ring of Dopamine's replay buffer (Castro et al.
-2018); `add_count` and `invalid_range` describe the ring. It was copied one row before it was full: its last slot has
-the oldest row, which comes after the last row of the checkpoint before. Dopamine begins each episode with blank rows,
-one fewer than the frames that it stacks; they are not steps.
+A checkpoint is a copy of the ring of Dopamine's replay buffer (Castro et al. 2018), as several gzip files of one array
+each; `add_count` (the rows ever added) and `invalid_range` describe the ring. It was copied one row before the ring had
+gone round once more, so its last slot holds the oldest row, which continues the checkpoint before:
+
+    slot            0 1 2 3
+    checkpoint 0    0 1 2 -    add_count 3: slot 3 was not written yet
+    checkpoint 1    4 5 6 3    add_count 7: slot 7 % 4 = 3 holds the oldest row, 3, which continues checkpoint 0
+
+Dopamine begins each episode with blank rows, one fewer than the frames that it stacks; they are not steps.
 
 There are 60 games with five runs each. The bucket that Google published is closed: it answers 403. Runs come from
 mirrors, or from a folder of copies.
@@ -43,14 +48,14 @@ COLUMNS = (OBSERVATION, ACTION, REWARD, TERMINAL)
 ADD_COUNT, INVALID_RANGE = "add_count", "invalid_range"
 _NAME = re.compile(r"(?:\$store\$_)?(\w+)_ckpt\.(\d{1,9})\.gz", re.ASCII)
 LOGS = "replay_logs"
-"""The folder with the files, inside the folder of a run."""
+"""The folder of the checkpoint files inside the folder of a run."""
 _MOST_INVALID = 1 << 16
 _SMALL_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """The files of checkpoint `number`, by the names of their arrays; `others` are those that have no meaning here."""
+    """The files of checkpoint `number`, by the names of their arrays; `others` names arrays that are not read."""
 
     number: int
     paths: Mapping[str, Path]
@@ -58,13 +63,13 @@ class CheckpointFiles:
 
 
 def folder_of(path: Path) -> Path:
-    """The folder that has the files: `replay_logs` in the folder of a run, or the path itself."""
+    """Return the folder with the checkpoint files: `replay_logs` in the folder of a run, or the path itself."""
     inside = path / LOGS
     return inside if inside.is_dir() else path
 
 
 def checkpoints_at(path: Path) -> list[CheckpointFiles]:
-    """List the checkpoints in a folder by their numbers; none for a path that is not a folder."""
+    """Return the checkpoints in a folder in the order of their numbers; [] for a path that is not a folder."""
     folder = folder_of(path)
     if not folder.is_dir():
         return []
@@ -86,13 +91,13 @@ def checkpoints_at(path: Path) -> list[CheckpointFiles]:
 
 
 def looks_like_run(path: Path) -> bool:
-    """Return whether a folder has the frames of a checkpoint and one more of its arrays."""
+    """Return whether a folder has the frames of a checkpoint and at least one more of its arrays."""
     return any({OBSERVATION} < one.paths.keys() for one in checkpoints_at(path))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Element type and shape of a row, of each of the columns."""
+    """The element type and the shape of a row, for each column."""
 
     columns: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -102,11 +107,16 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a look at the small arrays of a checkpoint found.
+    """The contents of the small arrays of a checkpoint.
 
-    `terminal` are the slots after which an episode ends, int64, ascending. `quiet_bits` marks those with action 0,
-    reward 0 and no terminal, packed to bits. `add_count` is how many rows were ever added to the buffer, None where it
-    is not stated; `invalid` are the slots that are not to be sampled, None where they are not stated.
+    Attributes:
+        files: the files of the checkpoint.
+        form: the form of its rows.
+        rows: the number of slots.
+        add_count: the number of rows ever added to the buffer; None if not stated.
+        invalid: the slots that Dopamine does not sample; None if not stated.
+        terminal: the slots after which an episode ends, int64, ascending.
+        quiet_bits: a mask, packed to bits, of slots with action 0, reward 0 and no terminal.
     """
 
     files: CheckpointFiles
@@ -125,9 +135,9 @@ class Checkpoint:
 
 
 def look_at(files: CheckpointFiles) -> Checkpoint:
-    """Read the small arrays of a checkpoint; of the frames no more than the header.
+    """Read the small arrays of a checkpoint, and the header of its frames.
 
-    FormatError for arrays that are missing or contradict each other, CorruptDataError for damaged ones.
+    Raises FormatError for arrays that are missing or contradict each other, CorruptDataError for damaged ones.
     """
     missing = [name for name in COLUMNS if name not in files.paths]
     if missing:
@@ -152,19 +162,19 @@ def _folder_name(files: CheckpointFiles) -> Path:
 
 
 def _counts(files: CheckpointFiles, rows: int) -> tuple[int | None, tuple[int, ...] | None]:
-    """Return `add_count` and `invalid_range`; None for one that has no file."""
+    """Return `add_count` and `invalid_range`; None for one whose file is missing."""
     count = None
     if ADD_COUNT in files.paths:
         found = _whole_numbers(files.paths[ADD_COUNT])
         if len(found) != 1 or found[0] < 0:
-            raise FormatError(f"{files.paths[ADD_COUNT]} is {found[:5]}, expected one number from 0")
+            raise FormatError(f"{files.paths[ADD_COUNT]} is {found[:5]}, expected a single number that is not negative")
         count = found[0]
     if INVALID_RANGE not in files.paths:
         return count, None
     invalid = _whole_numbers(files.paths[INVALID_RANGE])
     odd = [slot for slot in invalid if not 0 <= slot < rows]
     if odd and rows:
-        raise FormatError(f"{files.paths[INVALID_RANGE]} names row {odd[0]:,}, and there are {rows:,}")
+        raise FormatError(f"{files.paths[INVALID_RANGE]} names row {odd[0]:,}, but there are {rows:,} rows")
     return count, tuple(invalid) if rows else ()
 
 
@@ -178,7 +188,7 @@ def _whole_numbers(path: Path) -> list[int]:
 
 
 class CheckpointRows(Closing):
-    """The columns of a checkpoint, open for reading; the files are opened when they are first asked for."""
+    """The columns of a checkpoint, open for reading; each file is opened when it is first read."""
 
     def __init__(self, files: CheckpointFiles) -> None:
         self._files = files
@@ -191,12 +201,12 @@ class CheckpointRows(Closing):
 
     @property
     def form(self) -> Form:
-        """Type and shape of the rows that are kept."""
+        """The form of the rows that are kept."""
         headers = {name: self._array(name).header for name in (OBSERVATION, ACTION, REWARD)}
         return Form({name: (header.dtype, header.shape[1:]) for name, header in headers.items()})
 
     def require_forms(self) -> int:
-        """Return the number of rows; FormatError unless all columns have that, of types and shapes that make sense."""
+        """Return the number of rows; raise FormatError for columns of different lengths or unexpected forms."""
         forms = {name: (self._array(name).header.dtype, self._array(name).header.shape) for name in COLUMNS}
         counts = {name: shape[0] if shape else 0 for name, (_, shape) in forms.items()}
         if len(set(counts.values())) > 1:
@@ -216,7 +226,7 @@ class CheckpointRows(Closing):
         return counts[OBSERVATION]
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Read slots `[start, stop)` of a column; in ascending order, a file is unpacked once."""
+        """Read slots `[start, stop)` of a column; reads in ascending order decompress the file only once."""
         return self._array(name).read(start, stop)
 
     def verify(self, names: tuple[str, ...]) -> None:
@@ -241,7 +251,7 @@ _NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Slots `[start, stop)` of the checkpoint at place `checkpoint`, whose first one is row `row` of the run."""
+    """Slots `[start, stop)` of a checkpoint, given by its index; the first slot is row `row` of the run."""
 
     checkpoint: int
     start: int
@@ -251,7 +261,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RunEpisode:
-    """Rows `[start, stop)` of the run; `blanks` rows before them are blank. `begins`: the first one is of a reset."""
+    """Rows `[start, stop)` of the run, preceded by `blanks` blank rows; `begins` if it starts with a reset."""
 
     start: int
     stop: int
@@ -265,10 +275,10 @@ class RunEpisode:
 
 @dataclass(frozen=True, slots=True)
 class RunSurvey:
-    """What a look at all checkpoints found.
+    """The checkpoints and the episodes of a run.
 
-    `problems` has what is wrong with checkpoints that are left out, or missing; all others can be read. `stated` is
-    what the source states about each checkpoint.
+    `problems` has an error for each checkpoint that is missing or cannot be read, and is left out. `stated` has
+    `add_count` and `invalid_range` of each checkpoint, as the source states them.
     """
 
     checkpoints: tuple[CheckpointFiles, ...]
@@ -280,7 +290,7 @@ class RunSurvey:
     notes: tuple[str, ...] = ()
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the place of a checkpoint and the range of its slots, for the rows `[start, stop)` in their order."""
+        """Yield the index of a checkpoint and a range of its slots, until the rows `[start, stop)` are covered."""
         number = bisect.bisect_right(self.stretches, start, key=lambda one: one.row) - 1
         while start < stop:
             one = self.stretches[number]
@@ -292,10 +302,10 @@ class RunSurvey:
 def look_over(
     files: Sequence[CheckpointFiles], path: Path, are_zero: Callable[[RunSurvey, int, int], bool]
 ) -> RunSurvey:
-    """Look at the small arrays of all checkpoints and find the episodes.
+    """Read the small arrays of all checkpoints and find the episodes.
 
-    `are_zero` states whether the frames of rows `[start, stop)` of a run are zeros. Raises what is wrong with the
-    first checkpoint where none can be read.
+    `are_zero` returns whether the frames of rows `[start, stop)` of a run are zeros. If no checkpoint can be read, the
+    error of the first one is raised.
     """
     found: list[Checkpoint] = []
     problems: list[RbtoolError] = []
@@ -304,7 +314,7 @@ def look_over(
             checkpoint = look_at(one)
             if found and checkpoint.form != found[0].form:
                 raise FormatError(
-                    f"checkpoint {one.number} has other rows than checkpoint {found[0].files.number}: "
+                    f"the rows of checkpoint {one.number} differ from those of checkpoint {found[0].files.number}: "
                     f"{checkpoint.form}, and {found[0].form}"
                 )
             found.append(checkpoint)
@@ -356,9 +366,10 @@ def _parts(found: Sequence[Checkpoint]) -> Iterator[_Slots]:
 
 
 def _are_rings(found: Sequence[Checkpoint]) -> bool:
-    """Whether the slot after the newest row is that which `invalid_range` is around, in all checkpoints.
+    """Whether `add_count` tells where the ring of every checkpoint continues.
 
-    Without that array: whether it is the last slot, as in the published data.
+    In each of them the slot after the newest row, `add_count % rows`, has to be the slot that `invalid_range`
+    surrounds, or, without that array, the last slot, as in the published data.
     """
     if len({one.rows for one in found}) != 1:
         return False
@@ -372,7 +383,7 @@ def _are_rings(found: Sequence[Checkpoint]) -> bool:
 
 
 def _missing(parts: Sequence[_Slots], joined: Sequence[bool], there: set[int], path: Path) -> Iterator[FormatError]:
-    """Yield an error for each gap in the numbers, unless the rows around it follow one another."""
+    """Yield an error for each gap in the numbers of checkpoints, unless the rows around it are consecutive."""
     for (other, one), follows in zip(itertools.pairwise(parts), joined, strict=True):
         lacking = [number for number in range(other.number + 1, one.number) if number not in there]
         if lacking and not follows:
@@ -384,10 +395,15 @@ def _missing(parts: Sequence[_Slots], joined: Sequence[bool], there: set[int], p
 
 
 class _TimeLine:
-    """The rows of all parts, one after the other.
+    """The rows of all checkpoints in the order of time, numbered from 0.
 
-    `terminal` and `invalid` are rows, int64, ascending: those after which an episode ends, and those that are left
-    out. `cuts` are rows that do not follow the one before, `resets` the cuts with which the run begins.
+    Attributes:
+        stretches: the ranges of slots that the rows are stored in.
+        terminal: the rows after which an episode ends, int64, ascending.
+        invalid: the rows that are left out, int64, ascending.
+        cuts: the rows that do not continue the row before.
+        resets: the cuts that are the beginning of the run.
+        rows: the number of rows.
     """
 
     def __init__(self, parts: Sequence[_Slots], joined: Sequence[bool]) -> None:
@@ -412,12 +428,12 @@ class _TimeLine:
         self.terminal, self.invalid = np.concatenate(terminal), np.concatenate(invalid)
 
     def starts(self) -> list[int]:
-        """The rows after a reset: those after a terminal, and the first one of the run."""
+        """Return the rows that begin an episode: those after a terminal, and the first one of the run."""
         after = set((self.terminal + 1).tolist()) - self.cuts
         return sorted(row for row in after | self.resets if row < self.rows)
 
     def are_quiet(self, run: RunSurvey, start: int, stop: int) -> bool:
-        """Whether rows `[start, stop)`, as far as there are, have action 0, reward 0 and no terminal."""
+        """Whether all existing rows of `[start, stop)` have action 0, reward 0 and no terminal."""
         parts = run.parts(start, min(stop, self.rows))
         return all(self._checkpoints[place].are_quiet(*slots) for place, *slots in parts)
 
@@ -432,10 +448,11 @@ class _TimeLine:
 
 
 def _left_out(part: _Slots, *, start: bool) -> Array:
-    """Return which rows of a part, in the order of time, `invalid_range` names and nothing makes valid.
+    """Return the rows of a part, in the order of time, that `invalid_range` names and that stay invalid.
 
-    It names the newest row, since the next one is missing: `--final-step` decides about that, as of any episode. It
-    names the oldest ones, since frames before them are missing, unless (`start`) these are there, or there are none.
+    It names the newest row, because the next frame is missing: such a row is kept, as the last step of its episode,
+    about which `--final-step` decides. It names the oldest rows, because frames to stack before them are missing: these
+    are kept if `start` is true, that is if the checkpoint before has those frames, or the run begins here.
     """
     named = np.zeros(part.checkpoint.rows, bool)
     named[list(part.checkpoint.invalid or ())] = True
@@ -451,9 +468,9 @@ def _left_out(part: _Slots, *, start: bool) -> Array:
 def _blanks(
     run: RunSurvey, line: _TimeLine, found: Sequence[Checkpoint], are_zero: Callable[[RunSurvey, int, int], bool]
 ) -> int:
-    """Return how many blank rows each episode begins with: as many as Dopamine writes, or none.
+    """Return the number of blank rows before each episode: as many as Dopamine writes, or 0.
 
-    Blank rows have an action and a reward of 0 and frames of zeros; of the frames only the first episodes are read.
+    Blank rows have action 0, reward 0 and frames of zeros. The frames are checked for the first episodes only.
     """
     invalid = found[0].invalid
     count = len(invalid) - 2 if invalid is not None and len(invalid) > 2 else _BLANKS
@@ -474,13 +491,13 @@ def _notes(
             f"{_stated(other)}, then {_stated(one)} with {one.checkpoint.rows:,} rows"
         )
     if len(apart) > _NAMED:
-        yield f"so do {len(apart) - _NAMED:,} more checkpoints"
+        yield f"neither do {len(apart) - _NAMED:,} more checkpoints follow the ones before them"
     if blanks:
         total = sum(one.blanks for one in episodes)
         yield f"{total:,} blank rows, {blanks} before each episode, are not steps: Dopamine's buffer writes them"
     if len(line.invalid):
         which = "1 row is" if len(line.invalid) == 1 else f"{len(line.invalid):,} rows are"
-        yield f"{which} left out, since invalid_range names them and nothing joins them to rows before"
+        yield f"{which} left out, because invalid_range names them and the rows before them are missing"
     inside = sum(not one.begins for one in episodes)
     if inside:
         how = "1 episode begins" if inside == 1 else f"{inside:,} episodes begin"
@@ -496,24 +513,24 @@ _KEYS: dict[str, Key] = {OBSERVATION: ("observation",), ACTION: ("action",), REW
 
 
 class AtariReader(SurveyedReader[RunSurvey]):
-    """The folder of a run, or its `replay_logs`: `$store$_observation_ckpt.0.gz` and the like.
+    """Reads the folder of a run, or its `replay_logs`, with files such as `$store$_observation_ckpt.0.gz`.
 
-    Frames are `observation`, one a row and never stacked, `action` and `reward` are as stored; `terminal` ends an
-    episode. Checkpoints are in the order of their numbers. Rows of two are joined where `add_count` states that they
-    follow one another; where they do not, the episode is cut. Rows that `invalid_range` names are left out, unless all
-    that they lack is in the checkpoint before or after. Blank rows before episodes are not steps.
+    Frames become `observation`, one per row and never stacked; `action` and `reward` are kept as stored; `terminal`
+    ends an episode. Checkpoints are read in the order of their numbers. Two of them are joined if `add_count` shows
+    that the second one continues the first; otherwise the episode is cut there. Rows that `invalid_range` names are
+    left out, unless the checkpoint before or after has what they lack. Blank rows before episodes are not steps.
 
-    There is no frame after the last step of an episode. A checkpoint that is missing or damaged is an error; where
-    chosen episodes are asked for, it is left out, and named in a note.
+    There is no frame after the last step of an episode. A missing or damaged checkpoint is an error if all episodes are
+    read; if only some are chosen, it is left out and named in a note.
 
-    Option: `id`, the published run that the folder is.
+    Option: `id`, the id of the published run.
     """
 
     option_names = frozenset({"id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a folder with the files of a checkpoint."""
+        """Return whether the path is a folder with the files of a checkpoint."""
         try:
             return looks_like_run(path)
         except OSError as error:
@@ -535,7 +552,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
         return run
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts about the run."""
         run = self.looked_over(progress)
         if not run.episodes:
             raise (run.problems or (FormatError(f"{self.path} has no steps"),))[0]
@@ -565,7 +582,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
         )
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first checkpoint that is left out, if everything was asked for."""
+        """Raise the error of the first checkpoint that is left out, if all episodes are to be read."""
         if everything and self.found.problems:
             raise self.found.problems[0]
 
@@ -608,7 +625,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
         return not self._read(run, OBSERVATION, start, stop).any()
 
     def _read(self, run: RunSurvey, name: str, start: int, stop: int) -> Array:
-        """Read rows of the run; none of them where the range is empty."""
+        """Read rows of the run."""
         if start == stop:
             dtype, shape = run.form.columns[name]
             return np.zeros((0, *shape), dtype)
@@ -629,7 +646,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
         return found
 
     def _verdict(self, place: int) -> CorruptDataError | None:
-        """Return what is wrong with the files of a checkpoint that were read; they are read to their ends for it."""
+        """Read the opened files of a checkpoint to their ends, to compare checksums; return the error, if any."""
         if place not in self._verdicts:
             try:
                 self._open[place].verify_read()
@@ -639,7 +656,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
         return self._verdicts[place]
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError for the first checkpoint that is damaged, of those that were read."""
+        """Raise CorruptDataError for the first damaged checkpoint among those that were read."""
         touched, self._touched = sorted(self._touched), set()
         for place in touched:
             damage = self._verdict(place)
@@ -647,7 +664,7 @@ class AtariReader(SurveyedReader[RunSurvey]):
                 raise damage
 
     def files(self) -> list[Path]:
-        """The files of all checkpoints that can be read."""
+        """Return the files of all checkpoints that can be read."""
         return [path for one in self.found.checkpoints for path in one.paths.values()]
 
     def on_close(self) -> None:
@@ -667,7 +684,7 @@ def _piece(number: int, one: RunEpisode, columns: dict[Key, Array], start: int, 
 
 
 def _id_of(path: Path) -> str:
-    """`Pong/1` for the folder of a run, else the name of the folder."""
+    """Return `Pong/1` for the folder of a run, else the name of the folder."""
     run = path.absolute()
     run = run.parent if run.name == LOGS else run
     return f"{run.parent.name}/{run.name}" if run.name.isdecimal() and run.parent.name else run.name
@@ -692,10 +709,10 @@ _VARIABLE, _FOLDER = "ATARI_URL", "ATARI_DATASET_DIR"
 
 
 class AtariSource(MirrorSource):
-    """The bucket of the DQN Replay dataset, or the mirrors that `ATARI_URL` names: base URLs (http or https) in order.
+    """Downloads runs from the bucket of the DQN Replay dataset, or from the mirrors in `ATARI_URL` (base URLs).
 
-    A run is the checkpoints from 0 to 49 that a mirror has. Each file is unpacked and must have the checksum that it
-    states, before it is taken; the next mirror is asked where it does not. `ATARI_DATASET_DIR` names the folder of
+    A run consists of the checkpoints from 0 to 49 that a mirror has. Each file is decompressed and compared with the
+    checksum that it contains; if they differ, the next mirror is tried. `ATARI_DATASET_DIR` is the folder for
     `--local`, which has runs as `Pong/1/replay_logs`.
     """
 
@@ -712,7 +729,7 @@ class AtariSource(MirrorSource):
     local_cache = LocalCache("atari", _FOLDER, "~/dqn_replay")
 
     def list_ids(self) -> Ids:
-        """List the ids, which are part of this package: nothing is requested."""
+        """List the ids, which are part of this package, without a request."""
         return Ids(runs())
 
     def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
@@ -721,7 +738,7 @@ class AtariSource(MirrorSource):
         return {path: [f"{base}/{dataset_id}/{path}" for base in self.bases] for path in paths}
 
     def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
-        """Ask for size and version of all files of a run; DatasetNotFoundError if a checkpoint lacks one."""
+        """Request size and version of all files of a run; DatasetNotFoundError if a checkpoint lacks one."""
         if dataset_id not in runs():
             raise not_found(dataset_id, list(runs()), self.name)
         with self.explained():
@@ -729,7 +746,7 @@ class AtariSource(MirrorSource):
             return [file for number in range(_CHECKPOINTS) for file in self._checkpoint(addresses, number)]
 
     def _checkpoint(self, addresses: Mapping[str, Sequence[str]], number: int) -> list[RemoteFile]:
-        """Describe the files of a checkpoint; none where it is not the first and its frames are not there."""
+        """Describe the files of a checkpoint; [] if it does not exist, unless it is the first."""
         found: list[RemoteFile] = []
         for path in _paths(number):
             try:
@@ -741,7 +758,7 @@ class AtariSource(MirrorSource):
         return found
 
     def require_readable(self, path: Path) -> None:
-        """Unpack a file; FormatError if it is not an array, or its checksum is not the one it states."""
+        """Decompress a file; FormatError if it is not an array, CorruptDataError if its checksum differs."""
         with GzipArray(path) as array:
             array.verify()
 
@@ -752,5 +769,5 @@ def _paths(number: int) -> list[str]:
 
 @functools.cache
 def runs() -> tuple[str, ...]:
-    """All ids, sorted: `Pong/1` to `Pong/5`, and so on."""
+    """Return all ids, sorted: `Pong/1` to `Pong/5`, and so on."""
     return tuple(f"{game}/{run}" for game in sorted(GAMES) for run in RUNS)

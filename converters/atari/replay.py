@@ -18,25 +18,26 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     """A run of the DQN Replay dataset as a buffer of TED steps; each frame is stored once, in layout `packed`.
 
     - `dataset_id`: one of `available_datasets`, like `Pong/1`.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `atari` below the storage root by default.
-    - `download`: whether a run that is not there is converted from the folder that `ATARI_DATASET_DIR` names, or else
-      downloaded; `"force"` replaces one that is there. The published bucket is closed: the error names replacements.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `atari` below the storage root.
+    - `download`: whether to convert a run that is not stored yet from the folder `ATARI_DATASET_DIR`, or else to
+      download it; `"force"` replaces a stored one. The published bucket is closed: the error names replacements.
     - `sampler`, `writer`, `transform`: as in `ReplayBuffer`; the default writer refuses to add anything.
-    - `num_slices`, `slice_len`: one of them asks for slices, each of consecutive steps of one episode.
-      `strict_len` leaves out episodes that are shorter than a slice; else they are taken whole. With
-      `replacement=False` each slice is drawn once an epoch.
-    - `frame_stack`: how many frames an observation has: the frame of the step and those before it in its episode, zeros
-      where there are none, as agents of this data are trained. See `StoredFrameStack`; None leaves frames single.
+    - `num_slices`, `slice_len`: set one of them to sample slices, each of consecutive steps of one episode.
+      `strict_len` leaves out episodes that are shorter than a slice; otherwise these are sampled whole. With
+      `replacement=False` each slice is drawn once per epoch.
+    - `frame_stack`: the number of frames in an observation: the frame of the step and those before it in its episode,
+      padded with zeros at the beginning, as agents for this data are trained. See `StoredFrameStack`; None leaves
+      frames single.
     - `num_procs`, `mp_start_method`: accepted for compatibility, without effect.
-    - `kwargs`: `collate_fn`, `pin_memory`, `prefetch` and the like of `ReplayBuffer`.
+    - `kwargs`: other arguments of `ReplayBuffer`, such as `collate_fn`, `pin_memory` and `prefetch`.
 
     Elements have `observation` and `("next", "observation")` (uint8 `[84, 84]`, or `[frame_stack, 84, 84]`), `action`
     (int32), `("next", "reward")` (float32 `[1]`), `("next", "terminated")`, `("next", "truncated")`, `("next", "done")`
     (bool `[1]`) and `episode`. `("next", "observation")` never belongs to another episode. Every batch is a copy.
 
-    DatasetNotFoundError (a FileNotFoundError) for a run that is not there, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL.
+    Raises DatasetNotFoundError (a FileNotFoundError) for a run that is not found, UsageError (a ValueError) for invalid
+    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL.
     """
 
     source = "atari"
@@ -86,12 +87,12 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
 
     @property
     def episodes(self) -> Any:
-        """The number of the episode of each step, int64 `[steps]`; a terminal step belongs to the one that it ends."""
+        """The episode number of each step, int64 `[steps]`; a terminal step belongs to the episode that it ends."""
         return episode_of_steps(self.data_path)
 
 
 def _is_only_in_cache(dataset_id: str, root: PathLike | None, *, again: bool) -> bool:
-    """Whether the files of a run are in the local folder, and there is no dataset of it yet."""
+    """Whether the files of a run are in the local folder, but not converted yet."""
     if not again and SourceFolder.below("atari", root).find(dataset_id) is not None:
         return False
     cache = source_class("atari").local_cache

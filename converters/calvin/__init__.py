@@ -1,4 +1,4 @@
-"""CALVIN's folders: npz files of single frames, recordings of play, and spans with texts, are read."""
+"""CALVIN's folders of play recordings, with an npz file for each frame, and texts for spans of frames: read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Reads CALVIN's folders: an npz file for each frame, and lists of which frames belong together.
+"""Reads CALVIN's folders: an npz file for each frame, and lists of the frames that belong together.
 
-`ep_start_end_ids.npy` has the first and the last frame of each recording, both included: play without tasks, rewards or
-ends. Frames outside of the recordings belong to nothing. `lang_annotations/auto_lang_ann.npy` has spans of frames, both
-ends included, with a text each; spans overlap, and most frames are in none. It is a pickle, and so are `scene_info.npy`
-and the embeddings.
+`ep_start_end_ids.npy` has the first and the last frame (inclusive) of each recording. Recordings are play data without
+tasks, rewards and ends; frames outside of them are not used. `lang_annotations/auto_lang_ann.npy` has spans of frames
+(inclusive) with a text each; spans overlap, and most frames are in none of them. It is a pickle, and so are
+`scene_info.npy` and the embeddings.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ _PICTURES = ("rgb_", "depth_")
 _ACTIONS, _RELATIVE = "actions", "rel_actions"
 _NUMBER: Key = ("info", "frame")
 ANNOTATIONS = "annotations"
-"""The text of a recording with the spans in it: their first and last frame, their text, and the id of their task."""
+"""The name of the text that lists the annotated spans of a recording: first and last frame, text, and task."""
 _MOST_NUMBERS = 64 << 20
 _MOST_STATISTICS = 1 << 20
 _MOST_FRAME = 1 << 30
 _MOST_EPISODES = 1 << 24
 _MOST_FRAMES = 1 << 61
 _MOST_MISSING = 1000
-"""Missing frames of an episode that are counted: a damaged list may state any number of them."""
+"""The number of missing frames up to which they are counted: a damaged list may state any number of frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A folder of frames, whose files are `prefix`, the number with `digits`, and `.npz`; `name` is "" if it is all."""
+    """A folder of frames in files `<prefix><number>.npz`, with `digits` digits; `name` is "" without splits."""
 
     name: str
     folder: Path
@@ -68,13 +68,13 @@ class _Split:
         return self.folder / f"{self.prefix}{frame:0{self.digits}d}.npz"
 
     def recording_of(self, first: int, last: int) -> tuple[int, int] | None:
-        """Return the recording that has all frames from `first` to `last`."""
+        """Return the recording that contains the frames from `first` to `last`, or None."""
         return next((one for one in self.recordings if one[0] <= first <= last <= one[1]), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Frames of a split from `first` to `last`, which is included, as an episode; `end` is the end of the recording."""
+    """An episode: the frames of a split from `first` to `last` (inclusive); `end` is the last of their recording."""
 
     split: _Split
     first: int
@@ -88,7 +88,7 @@ class _Span:
 
     @property
     def is_followed(self) -> bool:
-        """Whether the recording has the observation after the last action."""
+        """Whether the recording has a frame after the last one, which holds the observation after the last action."""
         return self.last < self.end and self.split.file(self.last + 1).is_file()
 
 
@@ -101,16 +101,16 @@ class _Annotation:
 
 
 class CalvinReader(FileReader):
-    """A folder of frames, or one with `training` and `validation`.
+    """Reads a folder of frames, or a folder with the splits `training` and `validation`.
 
-    `actions` (absolute) become `action`, `rel_actions` keep their name, all other arrays are `observation.NAME`, and
-    `info.frame` is the number of the frame. There are no rewards and no ends: episodes are truncated.
+    `actions` (absolute) become `action`, `rel_actions` keep their name, all other arrays become `observation.NAME`, and
+    `info.frame` is the number of the frame. There are no rewards and no ends: all episodes are truncated.
 
-    By default a recording is an episode. With `episodes_by="annotation"` each annotated span is one, with its text as
-    `language_instruction`; the observation after its last action is the next frame of the recording.
+    By default each recording is an episode. With `episodes_by="annotation"` each annotated span is an episode, with its
+    text as `language_instruction`; the observation after its last action is the next frame of the recording.
 
-    Options: `episodes_by`, `recording` or `annotation`. `trust_pickle` reads annotations and scenes, which are pickles.
-    `filter_key` names a split. `images="skip"` leaves out pictures and maps of depths.
+    Options: `episodes_by` is `recording` or `annotation`. `trust_pickle` reads annotations and scenes, which are
+    pickles. `filter_key` is the name of a split. `images="skip"` leaves out pictures and depth maps.
 
     Raises FormatError for files that contradict each other, CorruptDataError for frames that are missing or damaged.
     """
@@ -126,7 +126,7 @@ class CalvinReader(FileReader):
             return no_match(error)
 
     def on_open(self) -> None:
-        """Read the lists of recordings and annotations, and the arrays of one frame of each recording."""
+        """Read the lists of recordings and annotations, and the first frame of each recording."""
         self._by = self.options.get("episodes_by") or _BY[0]
         if self._by not in _BY:
             raise UsageError(f"--episodes-by is {self._by!r}, expected {' or '.join(_BY)}")
@@ -139,7 +139,7 @@ class CalvinReader(FileReader):
         self._splits = list(self._find_splits())
         self._spans = [span for split in self._splits for span in self._spans_of(split)]
         if not self._spans:
-            none = "recordings" if self._by == _BY[0] else f"annotations, which {_LANGUAGE}/{_ANNOTATIONS} has"
+            none = "recordings" if self._by == _BY[0] else f"annotations in {_LANGUAGE}/{_ANNOTATIONS}"
             raise FormatError(f"{self.path} has no {none}")
         self._columns = self._lay_out(skips)
 
@@ -148,7 +148,7 @@ class CalvinReader(FileReader):
     def _find_splits(self) -> Iterator[_Split]:
         found = [(name, folder) for name, folder in _folders(self.path) if (folder / _RECORDINGS).is_file()]
         if not found:
-            raise FormatError(f"{self.path} has no {_RECORDINGS}, which lists the recordings of CALVIN")
+            raise FormatError(f"{self.path} has no {_RECORDINGS}, which lists the recordings in CALVIN's folders")
         wanted = self.options.get("filter_key")
         if wanted is not None and wanted not in {name for name, _ in found}:
             there = ", ".join(name for name, _ in found if name) or "none: it is one split"
@@ -161,18 +161,22 @@ class CalvinReader(FileReader):
         path = folder / _RECORDINGS
         edges = self._numbers(path)
         if edges.ndim != 2 or edges.shape[1] != 2 or len(edges) > _MOST_EPISODES:
-            raise FormatError(f"{path} has shape {list(edges.shape)}, expected a first and a last frame a recording")
+            raise FormatError(
+                f"{path} has shape {list(edges.shape)}, expected the first and the last frame of each recording"
+            )
         recordings = tuple((int(first), int(last)) for first, last in edges)
         for first, last in recordings:
             if not 0 <= first <= last < _MOST_FRAMES:
                 raise FormatError(f"{path} has a recording from frame {first} to {last}")
         in_order = sorted(recordings)
         if shared := sum(first <= last for (_, last), (first, _) in itertools.pairwise(in_order)):
-            self._notes.append(f"{counted(shared, 'recording')} begin before the one before ends: frames are in both")
+            self._notes.append(
+                f"recordings overlap: frames of {counted(shared, 'recording')} are in the recording before as well"
+            )
         if (folder / _LENGTHS).is_file():
             lengths = self._numbers(folder / _LENGTHS).reshape(-1)
             if lengths.tolist() != (edges[:, 1] - edges[:, 0] + 1).tolist():
-                self._notes.append(f"{_LENGTHS} has other lengths than {_RECORDINGS}, by which frames are read")
+                self._notes.append(f"the lengths in {_LENGTHS} differ from those in {_RECORDINGS}, which are used")
         prefix, digits = _name_of_frames(folder, recordings)
         statistics = folder / _STATISTICS
         if statistics.is_file() and statistics.stat().st_size <= _MOST_STATISTICS:
@@ -191,7 +195,7 @@ class CalvinReader(FileReader):
             file.close()
 
     def _spans_of(self, split: _Split) -> Iterator[_Span]:
-        """Yield the episodes of a split."""
+        """Yield the episodes of a split, which are its recordings or its annotated spans."""
         annotations, scenes = self._annotations(split), self._scenes(split)
 
         def text_of(first: int, last: int, **more: str) -> dict[str, str]:
@@ -204,7 +208,7 @@ class CalvinReader(FileReader):
             return
         for one in annotations:
             within = split.recording_of(one.first, one.last)
-            problem = "" if within else f"its frames {one.first} to {one.last} are not in one recording"
+            problem = "" if within else f"no recording contains all its frames {one.first} to {one.last}"
             text = text_of(one.first, one.last, task=one.task) | {TASK: one.text}
             last = max(one.first, one.last)
             yield _Span(split, one.first, last, within[1] if within else last, text, problem)
@@ -219,7 +223,7 @@ class CalvinReader(FileReader):
                 said = {"first": one.first, "last": one.last, "text": one.text, "task": one.task}
                 inside.setdefault(within, []).append(said)
         if outside := len(annotations) - sum(map(len, inside.values())):
-            self._notes.append(f"{counted(outside, 'annotation')} left out: their frames are not in one recording")
+            self._notes.append(f"{counted(outside, 'annotation')} left out: no recording contains all their frames")
         for first, last in split.recordings:
             spans = inside.get((first, last), [])
             text = text_of(first, last, **({ANNOTATIONS: dump_json(spans)} if spans else {}))
@@ -233,7 +237,7 @@ class CalvinReader(FileReader):
         folders.sort(key=lambda folder: folder.name != _LANGUAGE)
         if not folders:
             if wanted:
-                self._notes.append(f"{split.folder.name} has no annotations: {_LANGUAGE}/{_ANNOTATIONS} is not there")
+                self._notes.append(f"{split.folder.name} has no annotations: {_LANGUAGE}/{_ANNOTATIONS} is missing")
             return []
         path = folders[0] / _ANNOTATIONS
         shown = path.relative_to(self.path).as_posix()
@@ -245,13 +249,13 @@ class CalvinReader(FileReader):
         others = [folder.name for folder in folders[1:]]
         if others:
             self._notes.append(f"annotations come from {shown}; not read: {', '.join(others)}")
-        self._drop(f"{shown}: language.emb", "embeddings depend on a model, and can be made of the texts")
+        self._drop(f"{shown}: language.emb", "embeddings depend on a model, and can be computed from the texts")
         self._lists.append(path)
         with PickleReader(str(path), path.stat().st_size) as reader:
             return _annotations_in(reader, _unpickled(reader, path), path)
 
     def _scenes(self, split: _Split) -> dict[str, tuple[int, int]]:
-        """Return the first and the last frame of each scene, where they may be read."""
+        """Return the first and the last frame of each scene; {} if the pickle must not be read."""
         path = split.folder / _SCENES
         if not path.is_file() or not self.options.get("trust_pickle"):
             return {}
@@ -268,7 +272,7 @@ class CalvinReader(FileReader):
     # The frames ----------------------------------------------------------------------------------
 
     def _lay_out(self, skips: bool) -> dict[str, tuple[Field, Timing]]:
-        """Find the arrays that the first frames of all recordings have in common."""
+        """Return the fields for the arrays that the first frames of all recordings have in common."""
         forms: list[dict[str, tuple[np.dtype[Any], tuple[int, ...]]]] = []
         damage: FormatError | None = None
         for split in self._splits:
@@ -276,7 +280,7 @@ class CalvinReader(FileReader):
                 try:
                     with _opened(split.file(first)) as file, file.damage_first():
                         forms.append({name: file.form(name) for name in file.names})
-                except FormatError as error:  # it is raised when its episode is asked for
+                except FormatError as error:  # raised when its episode is read
                     damage = damage or error
         if not forms:
             raise damage or CorruptDataError(f"{self.path} has no frames")
@@ -285,7 +289,7 @@ class CalvinReader(FileReader):
         for name in dict.fromkeys(name for one in forms for name in one):
             why = self._why_not(name, [one.get(name) for one in forms])
             if skips and name.startswith(_PICTURES):
-                why = "--images skip leaves it out"
+                why = "it is left out (--images skip)"
             if why:
                 self._drop(name, why)
                 self._passed_over.add(name)
@@ -296,7 +300,7 @@ class CalvinReader(FileReader):
         if _ACTIONS not in found and _RELATIVE in found:
             field, timing = found[_RELATIVE]
             found[_RELATIVE] = (Field(ACTION, field.dtype, field.shape, "action"), timing)
-            self._notes.append(f"there are no {_ACTIONS}: {_RELATIVE} are action")
+            self._notes.append(f"there are no {_ACTIONS}: action has the {_RELATIVE}")
         keys = [field.key for field, _ in found.values()]
         if ACTION not in keys or not any(timing == "state" for _, timing in found.values()):
             there = ", ".join(sorted({name for one in forms for name in one})[:12]) or "no arrays"
@@ -319,7 +323,7 @@ class CalvinReader(FileReader):
         return ""
 
     def _frame(self, split: _Split, frame: int) -> dict[str, Array]:
-        """Read a frame; the last one is kept."""
+        """Read a frame; the latest one is cached, because two consecutive pieces share a frame."""
         path = split.file(frame)
         if self._kept is not None and self._kept[0] == path:
             return self._kept[1]
@@ -347,12 +351,12 @@ class CalvinReader(FileReader):
         return (*self._columns.values(), (Field(_NUMBER, "int64", (), "info"), "step"))
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening read the lists."""
+        """Return the facts; the lists were read when the folder was opened."""
         progress(len(self._spans))
         by = (
             "each recording is an episode: play, without tasks (--episodes-by annotation takes annotated spans)"
             if self._by == _BY[0]
-            else "each annotated span is an episode; spans overlap, and frames in several are there as often"
+            else "each annotated span is an episode; a frame that is in several spans is stored several times"
         )
         return SourceFacts(
             source="calvin", id=self.path.name, fields=self._fields, episode_numbers=range(len(self._spans)),
@@ -363,7 +367,7 @@ class CalvinReader(FileReader):
         )  # fmt: skip
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes: frames of it that are missing."""
+        """Raise the error of the first of these episodes that cannot be read, such as a missing frame."""
         for number in numbers:
             span = self._spans[number]
             if span.problem:
@@ -400,7 +404,7 @@ class CalvinReader(FileReader):
             yield self._piece(number, start, stop, columns)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the flags of one episode; there are no rewards."""
+        """Yield the flags of one episode; CALVIN has no rewards."""
         for start in range(0, len(self._spans[number]), OUTCOME_ROWS):
             yield self._piece(number, start, min(start + OUTCOME_ROWS, len(self._spans[number])), {})
 
@@ -416,7 +420,7 @@ class CalvinReader(FileReader):
         )
 
     def files(self) -> Iterator[Path]:
-        """The lists that were read, and the frames of all episodes, but for missing ones."""
+        """Yield the lists that were read, and the existing frames of all episodes."""
         yield from self._lists
         for split in self._splits:
             frames = {
@@ -427,7 +431,7 @@ class CalvinReader(FileReader):
 
 
 def _frames_there(span: _Span) -> Iterator[int]:
-    """Yield the frames of a span that there are, up to a place where many are missing."""
+    """Yield the existing frames of a span, until too many are missing."""
     missing = 0
     for frame in range(span.first, span.last + 1 + span.is_followed):
         if span.split.file(frame).is_file():
@@ -443,9 +447,9 @@ def _folders(path: Path) -> list[tuple[str, Path]]:
 
 
 def _name_of_frames(folder: Path, recordings: Sequence[tuple[int, int]]) -> tuple[str, int]:
-    """Return what comes before the number in the names of frames, and its digits; the first file found states it.
+    """Return the prefix of the names of frames and the digits of their numbers, from the first file that is found.
 
-    The usual name is looked for first: to list a folder of a million files takes minutes.
+    The usual name is tried first, because listing a folder of a million files takes minutes.
     """
     if recordings and (folder / f"episode_{recordings[0][0]:07d}.npz").is_file():
         return "episode_", 7
@@ -478,7 +482,7 @@ def _place(name: str) -> tuple[Key, Role, Timing]:
 
 
 def _unpickled(reader: PickleReader, path: Path) -> Value:
-    """Unpickle the one object in an npy file."""
+    """Unpickle the single object in an npy file."""
     file = NpyFile(path)
     try:
         if not file.is_pickled or file.header.shape:
@@ -497,7 +501,7 @@ def _annotations_in(reader: PickleReader, found: Value, path: Path) -> list[_Ann
     info = found.get("info") if isinstance(found, dict) else None
     if not isinstance(language, dict) or not isinstance(info, dict) or "ann" not in language or "indx" not in info:
         raise FormatError(
-            f"{path} has no texts at language/ann and spans at info/indx, which CALVIN's annotations have"
+            f"{path} has no texts at language/ann or no spans at info/indx, which CALVIN's annotations have"
         )
     texts = _texts(reader, language["ann"], path, "language/ann")
     tasks = _texts(reader, language["task"], path, "language/task") if "task" in language else [""] * len(texts)
@@ -513,12 +517,12 @@ def _texts(reader: PickleReader, found: Value, path: Path, what: str) -> list[st
     else:
         values = reader.items(found) if isinstance(found, PickledList) else []
     if not all(isinstance(value, str) for value in values):
-        raise FormatError(f"{path}: {what} has something else than texts")
+        raise FormatError(f"{path}: {what} has values that are not text")
     return values
 
 
 def _pairs(reader: PickleReader, found: Value | list[Value], path: Path) -> list[tuple[int, int]]:
-    """Return pairs of frame numbers, however they are stored."""
+    """Return pairs of frame numbers, stored as an array, or as a list of pairs in any form."""
     if isinstance(found, PickledArray):
         rows = reader.rows(found)
     elif isinstance(found, PickledList | list):

@@ -1,12 +1,12 @@
 """HDF5 files of d3rlpy's `ReplayBuffer`, read and exported: an array for each column of each episode.
 
     observations_N, actions_N, rewards_N, terminated_N    the arrays of episode N, and whether it is terminated
-    observations_N_0, observations_N_1, …                 several arrays of observations, a tuple, in their order
-    NAME_N                                                another column: info.NAME, which d3rlpy passes over
-    columns, num_episodes, version                        what there is
+    observations_N_0, observations_N_1, …                 the arrays of a tuple of observations, in their order
+    NAME_N                                                another column: info.NAME, which d3rlpy ignores
+    columns, num_episodes, version                        the names of the columns, and the form of the file
 
-There is no observation after the last step of an episode: where it is not terminated, d3rlpy trains on all of its steps
-but the last one. d3rlpy itself is never imported.
+There is no observation after the last step of an episode, so d3rlpy trains on all steps but the last one of an episode
+that is not terminated. d3rlpy itself is never imported.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ _NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 
 class D3rlpyReader(ColumnReader):
-    """A file that d3rlpy 2 dumped.
+    """Reads a file that d3rlpy 2 dumped.
 
-    `observations` become `observation` (tuples `observation.0`, `observation.1`, …), `actions` `action`, `rewards`
-    `next.reward`; a column of its own with a row a step is `info.NAME`. The last step of an episode is terminated where
-    `terminated` is set, else truncated. Element types stay as stored.
+    `observations` become `observation` (tuples `observation.0`, `observation.1`, …), `actions` become `action`,
+    `rewards` become `next.reward`, and any other column with a row for each step becomes `info.NAME`. The last step of
+    an episode is terminated if `terminated` is set, else truncated. Element types stay as stored.
 
     Raises FormatError for files of other versions and arrays that contradict each other, CorruptDataError for damage.
     """
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is HDF5 with d3rlpy's lists at the root."""
+        """Return whether the file is HDF5 with d3rlpy's `columns`, `num_episodes` and `version` at the root."""
         return path.is_file() and set(names_in(path)) >= _MARKS
 
     def on_open(self) -> None:
-        """Open the file and look at the form of every array."""
+        """Open the file and check the form of every array."""
         require_whole_h5(self.path)
         with reading("the structure", self.path):
             self._file = h5py.File(open_h5(self.path))
@@ -91,14 +91,14 @@ class D3rlpyReader(ColumnReader):
         version = _text(self._value(_VERSION))
         if version != _KNOWN_VERSION:
             raise FormatError(
-                f"{self.path} has version {version[:20]!r} of d3rlpy's files, {_KNOWN_VERSION} can be read",
+                f"{self.path} has version {version[:20]!r} of d3rlpy's files, but only {_KNOWN_VERSION} can be read",
                 hint="load it with d3rlpy, and dump it again with d3rlpy 2",
             )
         listed = self._value(_COLUMNS)
         names = [_text(name) for name in (listed if isinstance(listed, list) else np.atleast_1d(listed))]
         count = self._value(_COUNT)
         if np.ndim(count) or np.asarray(count).dtype.kind not in "iu" or not 0 <= int(count) <= len(self._file):
-            raise FormatError(f"{self.path}: num_episodes is {count}, which its arrays are not enough for")
+            raise FormatError(f"{self.path}: num_episodes is {count}, but the file has fewer arrays")
         for name in _REQUIRED:
             if name not in names:
                 raise FormatError(f"{self.path} has no {name!r} among its columns ({', '.join(names)[:200]})")
@@ -120,11 +120,11 @@ class D3rlpyReader(ColumnReader):
         return ColumnEpisode(len(rewards), terminated=terminated, truncated=not terminated)
 
     def _columns_of(self, name: str) -> Iterator[EpisodeColumn]:
-        """Make a column, or one for each part of a tuple; one that is not d3rlpy's own may be dropped."""
+        """Yield a column, or one for each part of a tuple; columns that d3rlpy does not need are dropped if unfit."""
         parts = [""] if f"{name}_0" in self._file else [f"_{part}" for part in range(self._parts(name))]
         try:
             if not parts:
-                raise FormatError(f"{self.path} has no {name}_0, which columns announce")
+                raise FormatError(f"{self.path} has no {name}_0, which its columns list")
             forms = [self._form(name, part) for part in parts]
         except FormatError as error:
             if name in _PLACES:
@@ -146,14 +146,14 @@ class D3rlpyReader(ColumnReader):
         return count
 
     def _form(self, name: str, part: str) -> tuple[str, tuple[int, ...]]:
-        """Return element type and shape of the rows of a column, which all episodes have to share."""
+        """Return the element type and the shape of the rows of a column, which have to be the same in all episodes."""
         first: tuple[str, tuple[int, ...]] | None = None
         for number, one in enumerate(self.episodes):
             place = f"{name}_{number}{part}"
             array = self._array(place)
             if len(array) != one.length:
                 raise FormatError(
-                    f"{self.path}: {place} has {len(array):,} rows, and rewards_{number} {one.length:,}: they differ"
+                    f"{self.path}: {place} has {len(array):,} rows, but rewards_{number} has {one.length:,}"
                 )
             try:
                 form = dtype_name(array.dtype), tuple(array.shape[1:])
@@ -161,8 +161,8 @@ class D3rlpyReader(ColumnReader):
                 raise FormatError(f"{self.path}: {place} has elements that are not numbers ({array.dtype})") from error
             if one.length and first is not None and form != first:
                 raise FormatError(
-                    f"{self.path}: {place} is {form[0]} {list(form[1])} a row, in episodes before it is {first[0]} "
-                    f"{list(first[1])}"
+                    f"{self.path}: rows of {place} are {form[0]} {list(form[1])}, but {first[0]} {list(first[1])} in "
+                    "the episodes before"
                 )
             first = form if one.length and first is None else first
         assert first is not None
@@ -172,7 +172,7 @@ class D3rlpyReader(ColumnReader):
         found = self._file.get(name)
         self._seen.add(name)
         if found is None:
-            raise FormatError(f"{self.path} has no {name}, which num_episodes and columns announce")
+            raise FormatError(f"{self.path} has no {name}, although num_episodes and columns include it")
         if not isinstance(found, h5py.Dataset) or not found.shape:
             raise FormatError(f"{self.path}: {name} is not an array with one row per step")
         if why := absurd_size(found.id):
@@ -201,16 +201,16 @@ class D3rlpyReader(ColumnReader):
         return rows.reshape(stop - start, *field.shape)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening looked at the arrays."""
+        """Return the facts; the arrays were checked when the file was opened."""
         progress(len(self.episodes))
-        notes = ["an episode that is not terminated is truncated: d3rlpy has no other flag"]
+        notes = ["episodes that are not terminated are truncated: d3rlpy has no other flag"]
         return self.facts_of("d3rlpy", self.path.stem, notes, dropped=[*self._dropped, *self._unknown()])
 
     def _unknown(self) -> Iterator[Dropped]:
-        """Name what is in the file and belongs to no column or episode."""
+        """Yield the members of the file that belong to no column or episode."""
         for name in map(_text, self._file):
             if name not in self._seen and name not in _MARKS:
-                yield Dropped(name, "it belongs to no column and episode that the file announces")
+                yield Dropped(name, "it belongs to no column or episode that the file lists")
 
     def files(self) -> list[Path]:
         """The one file."""
@@ -228,7 +228,7 @@ class D3rlpyExporter(H5Sink):
     format = "d3rlpy"
 
     def prepare(self) -> None:
-        """Refuse several arrays of actions, and find the name of every column."""
+        """Choose the name of every column; raise SchemaError for several arrays of actions."""
         self.refuse({"bfloat16"}, "HDF5")
         fields = self.chosen.fields
         observations = leaves_of(fields, "observation")
@@ -244,15 +244,16 @@ class D3rlpyExporter(H5Sink):
         self.note_unnumbered()
         if len(observations) > 1:
             listed = ", ".join(field.name for field in observations)
-            self.notes.append(f"observations are a tuple there, in this order: {listed}")
+            self.notes.append(f"observations are a tuple in d3rlpy, in this order: {listed}")
         self.note_both()
         if inside := self.flags_inside():
-            self.notes.append(f"flags in {inside:,} steps inside episodes have no place there")
+            self.notes.append(f"flags in {inside:,} steps inside episodes are left out: d3rlpy has no place for them")
         table = self.chosen.table
         if (table.final == Final.OBSERVED).any():
             self.notes.append(
-                "the observation after the last step of an episode has no place there: d3rlpy trains on all steps but "
-                f"the last one of the {int((~table.terminated).sum()):,} episodes that are not terminated"
+                "observations after the last steps of episodes are not exported: d3rlpy has no place for them, and "
+                f"trains on all steps but the last of the {int((~table.terminated).sum()):,} episodes that are not "
+                "terminated"
             )
 
     def fill(self, h5: h5py.File) -> Iterator[int]:
@@ -272,7 +273,7 @@ class D3rlpyExporter(H5Sink):
 
 
 def _with_dimension(rows: Array, field: Field, name: str) -> object:
-    """Give single numbers a dimension, which d3rlpy's arrays have."""
+    """Give rows of single numbers a trailing dimension, as d3rlpy expects."""
     return rows.reshape(len(rows), 1) if name in _REQUIRED and not field.shape else rows
 
 

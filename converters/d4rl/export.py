@@ -1,12 +1,12 @@
-"""Exports to a flat HDF5 file in D4RL's layout, as its v2 files have it: `h5py.File(DEST)`, or D4RL itself.
+"""Exports to a flat HDF5 file in the layout of D4RL's v2 files.
 
     observations, actions, rewards, next_observations    rows of all episodes, one after another
     terminals, timeouts                                  next.terminated and next.truncated
     infos/NAME                                           info.NAME, of the same row
-    metadata/…                                           of a dataset that was converted from D4RL
+    metadata/…                                           the metadata of a dataset that was converted from D4RL
 
-`next_observations` are left out where the source had none, and `--final-step repeat` has kept all last steps. An
-episode in which the recording stops, and that is the last one, has no flag in its last row, as in D4RL's files.
+`next_observations` are left out if the source had none and all last steps were kept by `--final-step repeat`. If the
+recording stops inside the last episode, that episode has no flag in its last row, as in D4RL's files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class D4rlExporter(H5Sink):
     format = "d4rl"
 
     def prepare(self) -> None:
-        """Refuse several arrays of observations or actions, and find the place of every leaf."""
+        """Choose the name of every column; raise SchemaError for several arrays of observations or actions."""
         self.refuse({"bfloat16"}, "HDF5")
         observation, action = (only_leaf(self.chosen.fields, role, "D4RL") for role in ("observation", "action"))
         self._names: dict[str, Key] = {
@@ -71,7 +71,7 @@ class D4rlExporter(H5Sink):
             self._write_metadata(h5)
 
     def _write_metadata(self, h5: h5py.File) -> None:
-        """Write what the reader made documents of."""
+        """Write the metadata that the reader of D4RL's files kept as documents."""
         for name, data in self.chosen.reader.documents().items():
             if name == "metadata.json":
                 document = parse_json(data, name)
@@ -84,7 +84,7 @@ class D4rlExporter(H5Sink):
 
 
 def _write_values(h5: h5py.File, path: str, value: Any) -> None:
-    """Write the values of a document, each in a dataset at its path; nothing where there is null."""
+    """Write each value of a document to a dataset at its path; null becomes an empty dataset."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _write_values(h5, f"{path}/{name.rstrip('/')}", inner)

@@ -1,19 +1,19 @@
-"""Reads D4RL's flat HDF5 files, and downloads those that are published. Imports h5py; never d4rl, gym or torch.
+"""Reads and downloads D4RL's flat HDF5 files. It imports h5py, but neither d4rl nor gym nor torch.
 
-A file is one long table of steps: all columns have as many rows as there are steps. What is below `metadata/` describes
-the file: it becomes documents. A file without columns at its root may have them in chunks of rows, in groups
-`virtual/0`, `virtual/1`, …
+A file is one long table: every column has a row for each step. The members of `metadata/` describe the file, and become
+documents. Some files have no columns at their root, but in chunks of rows, in the groups `virtual/0`, `virtual/1`, …
 
-Episodes are found by these rules, in this order:
+The ends of episodes depend on the flags that a file has:
 
-- with `timeouts`, a step that has `terminals` or `timeouts` set ends an episode;
-- in the antmaze files `terminals` mark every step near the goal, and `timeouts` alone end episodes;
-- without `timeouts`, a step with `episode_terminals` (d3rlpy 1) ends an episode, and nothing else does;
-- with neither, a step with `terminals` ends an episode, and so does the time limit of the environment; in the
-  antmaze files the time limit alone does;
-- without a time limit too, an episode also ends where `next_observations` is not the following observation.
+- `timeouts`: a step with `terminals` or `timeouts` ends an episode. In the antmaze files, where `terminals` mark every
+  step near the goal, only `timeouts` do.
+- `episode_terminals` (d3rlpy 1) without `timeouts`: only these end an episode.
+- neither: a step with `terminals` ends an episode, and so does the time limit of the environment. In the antmaze files
+  only the time limit does.
+- neither, and no known time limit: a step with `terminals` ends an episode, and so does a step whose
+  `next_observations` differ from the observation in the following row.
 
-What comes after the last end is an episode too: the recording stops there.
+The steps after the last end are an unfinished episode, in which the recording stops.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ from ..files.readers import (
 )
 
 _TABLE = Path(__file__).with_name("datasets.tsv")
-"""The 179 datasets that D4RL publishes, a line for each id: its file, the time limit of its environment, and known
-checksums. Several ids may share a file: the long-horizon editions of the Adroit data differ from the others in the time
-limit alone.
+"""The 179 datasets that D4RL publishes, one line for each id: its file, the time limit of its environment, and its size
+and checksum, if known. Several ids may share a file: the long-horizon editions of the Adroit data differ from the other
+editions only in the time limit.
 """
 _V0_ANTMAZE = (
     "timeouts in the v0 files of antmaze are out of step with the resets of its environment (D4RL issue 77): the v2 "
@@ -85,15 +85,15 @@ _SUCCESSORS = {
     r"maze2d-(open|umaze|medium|large)(-dense)?": r"pointmaze-\1\2",
     r"minigrid-(fourrooms(-random)?)": r"minigrid-\1",
 }
-"""Ids of D4RL whose successor in Minari has a name of the same form; both without their version."""
+"""Patterns of ids of D4RL, and the names of their successors in Minari, both without versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class D4rlDataset:
     """A published dataset.
 
-    `file` is its path below the base URL, `horizon` the most steps that an episode of its environment has. `size` (in
-    bytes) and `sha256` are None where they are not known.
+    `file` is its path below the base URL, `horizon` the time limit of its environment in steps. `size` (in bytes) and
+    `sha256` are None if not known.
     """
 
     id: str
@@ -104,17 +104,17 @@ class D4rlDataset:
 
     @property
     def file_name(self) -> str:
-        """The name of the file, as in the cache of the d4rl package."""
+        """The name of the file in the cache of the d4rl package."""
         return self.file.rpartition("/")[2]
 
     @property
     def is_antmaze(self) -> bool:
-        """Whether `terminals` mark rows near a goal, and only `timeouts` the ends of episodes."""
+        """Whether `terminals` mark all rows near a goal, so that they are not the ends of episodes."""
         return self.id.startswith("antmaze-")
 
     @property
     def known_problems(self) -> tuple[str, ...]:
-        """Sentences on what is known to be wrong with the published file."""
+        """Sentences about known problems of the published file."""
         return (_V0_ANTMAZE,) if self.is_antmaze and self.id.endswith("-v0") else ()
 
     @property
@@ -124,7 +124,7 @@ class D4rlDataset:
 
     @property
     def replacement(self) -> str:
-        """What can be had instead while D4RL's server is down: a command."""
+        """The command that downloads a successor of the dataset, for when D4RL's server is down."""
         bare = re.sub(r"-v\d+$", "", self.id)
         for pattern, successor in _SUCCESSORS.items():
             found = re.fullmatch(pattern, bare)
@@ -135,7 +135,7 @@ class D4rlDataset:
 
 @functools.cache
 def published() -> dict[str, D4rlDataset]:
-    """All datasets by id, in the order of their ids."""
+    """Return all published datasets, by id and in the order of their ids."""
     rows = [line.split("\t") for line in _TABLE.read_text(encoding="ascii").splitlines()[1:]]
     datasets = [
         D4rlDataset(name, file, int(horizon), int(size) if size else None, sha256 or None)
@@ -145,7 +145,7 @@ def published() -> dict[str, D4rlDataset]:
 
 
 def dataset_named(dataset_id: str) -> D4rlDataset:
-    """Return the dataset of an id, or raise DatasetNotFoundError that names the nearest ids."""
+    """Return the dataset with an id; raise DatasetNotFoundError, which names the nearest ids, for an unknown one."""
     found = published().get(dataset_id)
     if found is None:
         raise not_found(dataset_id, list(published()), "d4rl")
@@ -153,9 +153,9 @@ def dataset_named(dataset_id: str) -> D4rlDataset:
 
 
 def dataset_of_file(name: str) -> D4rlDataset | None:
-    """Return the dataset whose file has this name; of several the one with the shortest id, None where there is none.
+    """Return the dataset whose file has this name, or None; of several the one with the shortest id.
 
-    `name` may bear a number, as browsers add it to a second download: `hopper_medium-v2 (1).hdf5`.
+    Browsers add a number to the name of a second download, which is ignored: `hopper_medium-v2 (1).hdf5`.
     """
     bare = re.sub(r" ?\(\d+\)(?=\.hdf5$)", "", name)
     found = [dataset for dataset in published().values() if dataset.file_name == bare]
@@ -179,7 +179,7 @@ REQUIRED = ("observations", "actions", "rewards", "terminals")
 NEXT_OBSERVATIONS = "next_observations"
 TIMEOUTS = "timeouts"
 EPISODE_TERMINALS = "episode_terminals"
-"""The ends of episodes in files of d3rlpy 1: what takes the place of `timeouts`."""
+"""The flag that marks the ends of episodes in files of d3rlpy 1, in place of `timeouts`."""
 FLAGS = ("terminals", TIMEOUTS, EPISODE_TERMINALS)
 _KNOWN = (*REQUIRED, TIMEOUTS, NEXT_OBSERVATIONS)
 _INFOS = "infos/"
@@ -193,13 +193,13 @@ _FETCH_AGAIN = "copy or fetch the file again, whole"
 
 _CHUNKS = "virtual"
 _VALIDS = "valids"
-"""A column that D4RL does not have: there, `terminals` mark rows that are not steps."""
+"""A column of OGBench's files, in which `terminals` mark rows that are not steps: such a file is not D4RL's."""
 
 
 class ChunkedColumn:
-    """A column whose rows are in several datasets, one after the other; `stops` has the row after each.
+    """A column whose rows are spread over several HDF5 datasets; `stops` has the row after the last one of each.
 
-    FormatError for datasets whose rows differ in shape or element type.
+    Raises FormatError if the rows of the datasets differ in shape or element type.
     """
 
     def __init__(self, parts: Sequence[h5py.Dataset]) -> None:
@@ -230,9 +230,10 @@ Column: TypeAlias = h5py.Dataset | ChunkedColumn
 
 
 def looks_like_d4rl(file: Path) -> bool:
-    """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or was cut.
+    """Return whether a file is HDF5 with D4RL's columns, whatever their lengths, or an HDF5 file that was cut.
 
-    A file that is not HDF5 counts where D4RL publishes a file of its name: opening it explains how to fetch it again.
+    A file that is not HDF5 counts if D4RL publishes a file of this name: the error of opening it says how to fetch it
+    again.
     """
     try:
         stated = stated_bytes(file)
@@ -255,7 +256,7 @@ def _has_chunks(file: Path) -> bool:
 
 
 def _chunks_in(file: h5py.File) -> list[h5py.Group]:
-    """Return the groups with chunks of rows, in the order of their numbers; none where columns are at the root."""
+    """Return the groups with chunks of rows, in the order of their numbers; [] if the columns are at the root."""
     group = file.get(_CHUNKS)
     if not isinstance(group, h5py.Group) or REQUIRED[0] in file:
         return []
@@ -264,14 +265,14 @@ def _chunks_in(file: h5py.File) -> list[h5py.Group]:
 
 
 def again(file: Path) -> str:
-    """Return the hint on how to get a damaged file again: the command, where its name is one of D4RL's."""
+    """Return the hint for a damaged file: the command that downloads it, if D4RL publishes a file of its name."""
     known = dataset_of_file(file.name)
     return f"fetch it again: {known.fetch_command}" if known else _FETCH_AGAIN
 
 
 @dataclass(frozen=True, slots=True)
 class InfoColumn:
-    """A column of information on each step: `path` in the file, `key` in TED, a row of `shape` and type `dtype`."""
+    """A further column with a row for each step: its `path` in the file, its `key` in TED, and the form of a row."""
 
     path: str
     key: Key
@@ -289,10 +290,15 @@ class _Gathered:
 
 
 class D4rlFile:
-    """An open file. Raises FormatError for columns that contradict each other, CorruptDataError for damaged files.
+    """An open file of D4RL.
 
-    `rows` is the number of steps, `infos` lists the columns below `infos/` and any other with a row a step. `documents`
-    is the metadata, and `dropped` names what is neither a row a step nor metadata.
+    Raises FormatError for columns that contradict each other, CorruptDataError for damaged files.
+
+    Attributes:
+        rows: the number of steps.
+        infos: the columns below `infos/`, and any other columns with a row for each step.
+        documents: the metadata, by file name.
+        dropped: the members of the file that are neither columns nor metadata.
     """
 
     def __init__(self, path: Path) -> None:
@@ -329,7 +335,7 @@ class D4rlFile:
 
     @property
     def has_episode_terminals(self) -> bool:
-        """Whether `episode_terminals` mark the ends of episodes, and nothing else marks those by time limit."""
+        """Whether `episode_terminals` mark the ends of episodes, because there are no `timeouts`."""
         return EPISODE_TERMINALS in self._columns
 
     @property
@@ -343,7 +349,7 @@ class D4rlFile:
         return any(info.path == "infos/goal" for info in self.infos)
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """The element type of a column, and the shape of a row; rewards and flags have one number a row."""
+        """Return the element type of a column and the shape of a row, which is `()` for rewards and flags."""
         column = self._column(name)
         return dtype_name(column.dtype), () if name in (*FLAGS, "rewards") else column.shape[1:]
 
@@ -364,7 +370,7 @@ class D4rlFile:
         return zero_or_one(self.read(name, start, stop), f"{self.path}: {name}", start=start)
 
     def read_truncated(self, start: int, stop: int) -> Array:
-        """Read which rows end by a time limit as a flag states it, bool: none where the file has no such flag."""
+        """Read which rows end an episode by a time limit, bool; all False if the file has no such flag."""
         if self.has_timeouts:
             return self.read_flag(TIMEOUTS, start, stop)
         if self.has_episode_terminals:
@@ -408,7 +414,7 @@ class D4rlFile:
         if len(set(lengths.values())) > 1 or len(stops) > 1:
             listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
             raise FormatError(
-                f"{self.path}: its columns have different numbers of rows ({listed}), and each has to have one a step",
+                f"{self.path}: its columns have different numbers of rows ({listed}), expected one for each step",
                 hint=self._again,
             )
         rows = lengths["observations"]
@@ -448,27 +454,27 @@ class D4rlFile:
         return found
 
     def _is_chunk(self, path: str) -> bool:
-        """Return whether a path names rows of a column."""
+        """Return whether the member at a path is a chunk of a column."""
         parts = path.split("/")
         return bool(self._chunks) and len(parts) == 3 and parts[0] == _CHUNKS and parts[2] in self._columns
 
     def _sort_in(self, path: str, column: h5py.Dataset, found: _Gathered) -> None:
-        """Take a column with a row a step, and name what is none."""
+        """Add a member to the infos if it has a row for each step, else to the dropped ones."""
         why = "it has no data" if column.shape is None else _not_numbers(column) or absurd_size(column.id)
         if not why and not path.startswith(_INFOS) and (other := self._info_of_that_name(path)):
-            why = f"{other} has its name"
+            why = f"{other} has the same name"
         if not why and column.shape[:1] != (self.rows,):
             rows = f"{len(column):,} rows" if column.shape else "a single value"
-            why = f"it has {rows}, and there are {self.rows:,} steps"
+            why = f"it has {rows}, but there are {self.rows:,} steps"
         parts = path.removeprefix(_INFOS).split("/")
         if why or len(parts) > _DEEPEST_PARTS:
-            found.dropped.append(Dropped(path, why or "it is nested too deep"))
+            found.dropped.append(Dropped(path, why or "it is nested too deeply"))
             return
         key = ("info", *map(safe_part, parts))
         found.infos.append(InfoColumn(path, key, dtype_name(column.dtype), column.shape[1:]))
 
     def _info_of_that_name(self, path: str) -> str:
-        """Return what below `infos/` would have the same key as another column, or be inside it or around it."""
+        """Return the member of `infos/` whose key equals that of a column outside of it, or contains it; "" if none."""
         name = _INFOS.rstrip("/")
         for part in path.split("/"):
             name = f"{name}/{part}"
@@ -477,13 +483,13 @@ class D4rlFile:
         return name
 
     def _keep(self, path: str, value: h5py.Dataset, found: _Gathered) -> None:
-        """Keep a value of the metadata: single values and text in one document, arrays each in a file."""
+        """Keep a value of the metadata: small values and text in one JSON document, each array in a file of its own."""
         if value.shape is None:  # a null dataspace of HDF5
             _put(found.metadata, path.removeprefix(_METADATA).split("/"), None)
             return
         found.taken += max(0, math.prod(value.shape) * value.dtype.itemsize)
         if found.taken > _MOST_METADATA:
-            found.dropped.append(Dropped(path, f"the metadata have more than {_MOST_METADATA >> 20} MiB"))
+            found.dropped.append(Dropped(path, f"the metadata are larger than {_MOST_METADATA >> 20} MiB"))
             return
         content = self._values.dataset(path)[()]
         small = not value.shape or (value.dtype.kind in "biuf" and math.prod(value.shape) <= _FEW_NUMBERS)
@@ -498,7 +504,7 @@ class D4rlFile:
 
 
 def _not_numbers(column: h5py.Dataset) -> str:
-    """Return why a column cannot be rows of numbers; empty where it can."""
+    """Return why the values of a column are not numbers; "" if they are."""
     try:
         dtype_name(column.dtype)
     except (SchemaError, TypeError, ValueError) as error:
@@ -514,27 +520,34 @@ def _put(document: dict[str, Any], parts: Sequence[str], value: Any) -> None:
 
 
 class Ends(Enum):
-    """What ends an episode; the value describes it for people."""
+    """The rule that ends episodes; the value is its description in notes."""
 
     FLAGS = "episodes end at terminals and timeouts"
-    TIMEOUTS = "episodes end at timeouts alone: terminals mark steps near the goal, and stay flags of their steps"
+    TIMEOUTS = "episodes end at timeouts alone: terminals mark steps near the goal, and stay flags of these steps"
     EPISODE_TERMINALS = (
         "episodes end at episode_terminals, as d3rlpy 1 writes them: terminated where terminals are set, else truncated"
     )
     HORIZON = "there are no timeouts: episodes end at terminals and at the time limit"
     LIMIT = (
-        "there are no timeouts: terminals mark steps near the goal, and stay flags of their steps; episodes end at the "
+        "there are no timeouts: terminals mark steps near the goal, and stay flags of these steps; episodes end at the "
         "time limit alone"
     )
-    FOLLOWING = "there are no timeouts: episodes end at terminals and where next_observations do not follow"
+    FOLLOWING = (
+        "there are no timeouts: episodes end at terminals and where next_observations differ from the following row"
+    )
 
 
 @dataclass(frozen=True)
 class FileBoundaries:
-    """The episodes of a file: `stops` has the row after each, ascending; `rule` is what ended them.
+    """The episodes of a file.
 
-    `limit` is the time limit, where the rule has one. `ends_unflagged` states that the recording stops inside the last
-    episode, `last_terminated` for each episode whether its last step is. `notes` are sentences on what was found.
+    Attributes:
+        rule: the rule that ends episodes.
+        stops: the row after the last one of each episode, ascending.
+        limit: the time limit, if the rule uses one.
+        ends_unflagged: whether the recording stops inside the last episode.
+        last_terminated: for each episode, whether its last step is terminated.
+        notes: sentences about the episodes.
     """
 
     rule: Ends
@@ -558,19 +571,19 @@ class FileBoundaries:
         return self.stops - self.starts
 
     def span(self, number: int) -> tuple[int, int]:
-        """First row of an episode, and the row after its last."""
+        """Return the first row of an episode, and the row after its last one."""
         return int(self.starts[number]), int(self.stops[number])
 
     def is_timed_out(self, number: int) -> bool:
-        """Whether the time limit, which no flag states, ends an episode that no other flag ends."""
+        """Whether an episode has as many steps as the time limit allows, in a file without a flag for time limits."""
         return self.limit is not None and int(self.lengths[number]) == self.limit
 
     def is_inferred(self, number: int) -> bool:
-        """Whether it ends, without a flag, where next observations do not follow."""
+        """Whether the end of an episode is inferred from next observations that differ from the following row."""
         return bool(self.inferred(np.array([number]))[0])
 
     def inferred(self, numbers: Array) -> Array:
-        """`is_inferred` of these episodes, bool."""
+        """Return `is_inferred` for each of these episodes, bool."""
         if self.rule is not Ends.FOLLOWING:
             return np.zeros(len(numbers), bool)
         return np.asarray(numbers != (len(self) - 1 if self.ends_unflagged else -1))
@@ -584,11 +597,18 @@ def find_boundaries(
     *,
     named: bool = False,
 ) -> FileBoundaries:
-    """Read the flags of a file and find its episodes; `known` is the published dataset that it is, if it is one.
+    """Read the flags of a file and find its episodes.
 
-    `horizon` is the time limit that a user states, `named` whether the file name is all that states `known`. Raises
-    UsageError for a time limit that the file has no use for, and FormatError where the ends of episodes cannot be
-    determined, or a flag is neither 0 nor 1.
+    Args:
+        file: the open file.
+        known: the published dataset that the file belongs to, if it is known.
+        horizon: the time limit that the user states.
+        progress: called with the number of episodes.
+        named: whether `known` was derived from the file name alone.
+
+    Raises:
+        UsageError: `horizon` is given for a file whose flags mark the ends.
+        FormatError: the ends of episodes cannot be determined, or a flag is neither 0 nor 1.
     """
     if horizon is not None and horizon < 1:
         raise UsageError(f"--horizon is {horizon}, expected a number of steps above 0")
@@ -604,8 +624,8 @@ def find_boundaries(
     if not file.has_timeouts and not file.has_episode_terminals and limit is None and not file.has_next:
         raise OptionNeededError(
             file.path,
-            "has neither timeouts nor next_observations, and its name is none of D4RL's: where an episode reaches its "
-            "time limit cannot be determined",
+            "has neither timeouts nor next_observations, and D4RL publishes no file of its name: it is not known where "
+            "an episode reaches its time limit",
             hint="give the time limit of its environment in steps: --horizon N",
             format="d4rl",
             options={"horizon": "N"},
@@ -636,7 +656,7 @@ def find_boundaries(
 
 
 class _Flags:
-    """The rows in which a flag is set, and those whose reward is NaN."""
+    """The rows in which each flag is set, and the rows whose reward is NaN."""
 
     def __init__(self, file: D4rlFile) -> None:
         terminals, timeouts, ends, nan = [], [], [], []
@@ -656,7 +676,7 @@ class _Flags:
 
     @property
     def terminals_repeat(self) -> bool:
-        """Whether one step with `terminals` follows another that no timeout ends."""
+        """Whether `terminals` are set in two consecutive steps of an episode."""
         before = np.setdiff1d(self.terminals[:-1][np.diff(self.terminals) == 1], self.timeouts)
         return len(before) > 0
 
@@ -673,7 +693,7 @@ def _rule(file: D4rlFile, known: D4rlDataset | None, flags: _Flags, limit: int |
 
 
 def _breaks(file: D4rlFile) -> Array:
-    """Rows after which the next observation is not the following one."""
+    """Return the rows whose next observation differs from the observation in the following row."""
     row = file.read("observations", 0, 1).nbytes
     found = []
     for start, stop in blocks(file.rows - 1, max(1, BLOCK_BYTES // max(1, row))):
@@ -684,7 +704,7 @@ def _breaks(file: D4rlFile) -> Array:
 
 
 def _cut(stops: Array, limit: int) -> Array:
-    """Cut every stretch of more than `limit` steps after each `limit` steps."""
+    """Cut every episode of more than `limit` steps after each `limit` steps; return the new stops."""
     lengths = np.diff(stops, prepend=0)
     pieces = -(-lengths // limit)
     owner = np.repeat(np.arange(len(stops)), pieces)
@@ -709,7 +729,7 @@ def _notes(
         yield from _unended(np.setdiff1d(_breaks(file), found.stops - 1))
     if found.rule is Ends.FLAGS and file.has_goals and flags.terminals_repeat and known is None:
         yield (
-            "timeouts are set nowhere, and terminals in steps that follow each other: if they mark steps near a goal, "
+            "timeouts are never set, but terminals are set in consecutive steps: if they mark steps near a goal, the "
             "episodes do not end there"
         )
     if found.ends_unflagged:
@@ -720,7 +740,7 @@ def _notes(
         if inside or found.rule is not Ends.EPISODE_TERMINALS:
             yield f"terminals are set in {inside:,} steps inside episodes"
     if file.has_timeouts and any(info.path == EPISODE_TERMINALS for info in file.infos):
-        yield "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals"
+        yield "episodes end at timeouts, so episode_terminals are kept as info.episode_terminals"
     if known is not None:
         over = int((found.lengths > known.horizon).sum())
         if over:
@@ -732,7 +752,7 @@ def _notes(
         yield from known.known_problems
         size = file.path.stat().st_size
         if known.size is not None and size != known.size:
-            yield f"the file has {size:,} bytes, and the one that D4RL publishes as {known.file_name} {known.size:,}"
+            yield f"the file has {size:,} bytes, but {known.file_name} as D4RL publishes it has {known.size:,}"
     if len(flags.nan):
         yield f"the reward is NaN in {len(flags.nan):,} of {file.rows:,} steps (first: step {int(flags.nan[0]):,})"
 
@@ -741,8 +761,8 @@ def _unended(rows: Array) -> Iterator[str]:
     if len(rows):
         steps = f"{len(rows):,} {'step' if len(rows) == 1 else 'steps'} inside episodes (first: step {int(rows[0]):,})"
         yield (
-            f"next_observations are not the following observations in {steps}: "
-            "if episodes end there, the time limit is another"
+            f"next_observations differ from the following observation in {steps}: "
+            "if episodes end there, the time limit is wrong"
         )
 
 
@@ -751,22 +771,22 @@ def _joined(arrays: list[Array]) -> Array:
 
 
 EPISODES_BYTES = 8 << 20
-"""TED bytes of a block of episodes: the next one is read while one is written."""
+"""The size of a block of episodes in TED; the next block is read while one is written."""
 _OBSERVATION: Key = ("observation",)
 
 
 class D4rlReader(SurveyedReader[FileBoundaries]):
-    """A D4RL file, or a folder that has one and no other HDF5 file.
+    """Reads a D4RL file, or a folder that contains one and no other HDF5 file.
 
-    `observations` become `observation`; where the file has `next_observations`, those are what is under `next`,
-    whether they follow or not. `infos/NAME` is `info.NAME`, of the row in which it is. Episodes are numbered from 0 in
-    the order of the file.
+    `observations` become `observation`; `next_observations`, if the file has them, become the observation under `next`,
+    also where they differ from the following row. `infos/NAME` becomes `info.NAME` of the same row. Episodes are
+    numbered from 0 in the order of the file.
 
-    Options: `horizon` is the time limit of episodes in a file without `timeouts`; `id` the published dataset that the
-    file is, where its name does not state it.
+    Options: `horizon` is the time limit of episodes in a file without `timeouts`; `id` is the id of the published
+    dataset, if the file name does not tell it.
 
     Raises FormatError for columns that contradict each other, CorruptDataError for damaged files, UsageError for a
-    `horizon` where `timeouts` state the ends.
+    `horizon` although `timeouts` mark the ends.
     """
 
     block_bytes = EPISODES_BYTES
@@ -774,12 +794,12 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is HDF5 with D4RL's columns, whatever their lengths, or a HDF5 file that was cut."""
+        """Return whether the path is HDF5 with D4RL's columns, whatever their lengths, or an HDF5 file that was cut."""
         file = h5_file_at(path)
         return file is not None and looks_like_d4rl(file)
 
     def on_open(self) -> None:
-        """Open the file and look at its structure."""
+        """Open the file and read its structure."""
         file = h5_file_at(self.path)
         if file is None:
             raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with exactly one")
@@ -797,7 +817,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
         )
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts about the file."""
         found = self.looked_over(progress)
         keys = {info.path: key_name(info.key) for info in self._file.infos}
         return SourceFacts(
@@ -829,7 +849,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
             yield self._piece(number, columns, following, start, stop)
 
     def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
-        """Yield blocks of as many episodes as have up to `block_bytes` together, and longer ones by themselves."""
+        """Yield blocks of consecutive episodes with up to `block_bytes`, and the pieces of longer episodes."""
         boundaries, chosen = self.found, np.asarray(numbers, np.int64)
         starts, stops = boundaries.starts[chosen], boundaries.stops[chosen]
         runs = np.append(np.flatnonzero(np.diff(chosen) < 1) + 1, len(chosen))  # each in the order of the file
@@ -844,7 +864,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
             first = max(stop, first + 1)
 
     def _block(self, numbers: Array) -> EpisodeBlock:
-        """Read the rows from the first of these episodes to the last, and keep the rows that belong to them."""
+        """Read the rows from the first to the last of these episodes at once, and keep those that belong to them."""
         boundaries, file = self.found, self._file
         start, stop = int(boundaries.starts[numbers[0]]), int(boundaries.stops[numbers[-1]])
         lengths = boundaries.lengths[numbers]
@@ -872,7 +892,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
         )  # fmt: skip
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the rewards and flags of one episode; all of it where next observations are stored."""
+        """Yield the rewards and flags of one episode; or all of it if next observations are stored."""
         if self._file.has_next:
             yield from self.read_episode(number)
             return
@@ -907,7 +927,7 @@ class D4rlReader(SurveyedReader[FileBoundaries]):
 
 
 class _D4rlColumns:
-    """The columns of a file under their TED keys, read in blocks: an episode may be far shorter than a block."""
+    """The columns of a file by their keys in TED, read in blocks, which may hold many episodes."""
 
     def __init__(self, file: D4rlFile, piece_bytes: int) -> None:
         self._file = file
@@ -936,20 +956,20 @@ class _D4rlColumns:
         return self._blocks[key].read(start, stop)
 
     def after(self, start: int, stop: int) -> Array:
-        """The observation after each step."""
+        """Read the observation after each step."""
         return self._after.read(start, stop)
 
     def read_flags(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Terminated and timed out of each step as fresh arrays, of which no block is kept."""
+        """Read which steps are terminated and which are truncated, as fresh arrays that no block cache holds."""
         return self._file.read_flag("terminals", start, stop), self._file.read_truncated(start, stop)
 
     def flags(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Terminated and timed out of each step; none is timed out where the file has no such flag."""
+        """Return which steps are terminated and which are truncated; the latter all False without such a flag."""
         return self._terminals.read(start, stop), self._truncated.read(start, stop)
 
 
 def _usual_name(path: str) -> str:
-    """The name of a column in TED, where nothing about it had to be changed."""
+    """Return the name in TED of a column below `infos/` if no part of it has to be changed; "" for other columns."""
     return ".".join(("info", *path.removeprefix("infos/").split("/"))) if path.startswith("infos/") else ""
 
 
@@ -957,10 +977,10 @@ _SERVER = "rail.eecs.berkeley.edu/datasets/offline_rl"
 
 
 class D4rlCache(LocalCache):
-    """The folder in which the d4rl package keeps what it downloaded: files by name, without any folders."""
+    """The folder in which the d4rl package caches downloads: files by name, without subfolders."""
 
     def find(self, dataset_id: str, reader: type[Reader]) -> Path:
-        """Return the file of a dataset; DatasetNotFoundError, with the nearest ids, for one that is not there."""
+        """Return the file of a dataset; DatasetNotFoundError for an unknown id or a missing file."""
         dataset = dataset_named(safe_id(dataset_id))
         path = self.folder / dataset.file_name
         if not path.is_file():
@@ -968,16 +988,16 @@ class D4rlCache(LocalCache):
         return path
 
     def ids(self, reader: type[Reader]) -> Iterator[str]:
-        """Ids of all datasets whose file is there."""
+        """Yield the ids of all datasets whose file is in the folder."""
         folder = self.folder
         return (dataset.id for dataset in published().values() if (folder / dataset.file_name).is_file())
 
 
 class D4rlSource(MirrorSource):
-    """D4RL's server, or the mirrors that `D4RL_URL` names: base URLs (http or https) in the order in which to try them.
+    """Downloads from D4RL's server, or from the mirrors in `D4RL_URL` (base URLs, tried in their order).
 
-    Files whose size and sha256 are known must have both. Any other is opened, and must be HDF5 with D4RL's columns,
-    before it is taken; the next mirror is asked where it is not.
+    A file is accepted if it has the known size and sha256; if these are not known, if it is HDF5 with D4RL's columns.
+    Otherwise the next mirror is tried.
     """
 
     name = "d4rl"
@@ -988,11 +1008,11 @@ class D4rlSource(MirrorSource):
     local_cache = D4rlCache("d4rl", "D4RL_DATASET_DIR", "~/.d4rl/datasets")
 
     def list_ids(self) -> Ids:
-        """List the ids, which are part of this package: nothing is requested."""
+        """List the ids, which are part of this package, without a request."""
         return Ids(tuple(published()))
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """List all datasets with the sizes that are known; nothing is requested."""
+        """List all datasets, with known sizes, without a request."""
         entries = tuple(CatalogueEntry(dataset.id, dataset.size) for dataset in published().values())
         progress(len(entries), len(entries))
         return Catalogue(self.remote, written_time(), entries)
@@ -1003,12 +1023,12 @@ class D4rlSource(MirrorSource):
         return {dataset.file_name: [f"{base}/{dataset.file}" for base in self.bases]}
 
     def checksums(self, dataset_id: str) -> Mapping[str, str]:
-        """Return the sha256 where it is known."""
+        """Return the sha256 of the file, if it is known."""
         dataset = dataset_named(dataset_id)
         return {} if dataset.sha256 is None else {dataset.file_name: f"sha256:{dataset.sha256}"}
 
     def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
-        """Describe the file of a dataset; a server is asked only where size and sha256 are not known."""
+        """Describe the file of a dataset, with a request only if its size or sha256 is not known."""
         dataset = dataset_named(dataset_id)
         ((path, addresses),) = self.addresses(dataset_id).items()
         checksum = self.checksums(dataset_id).get(path)
@@ -1018,18 +1038,18 @@ class D4rlSource(MirrorSource):
         return [RemoteFile(path, dataset.size, checksum, tuple(addresses))]
 
     def explained(self, file: RemoteFile | None = None) -> AbstractContextManager[None]:
-        """Name what can be had instead of the dataset to which a file belongs, by the end of its address."""
+        """Add a hint to network errors: the successor of the dataset whose file has the address."""
         address = "" if file is None else file.addresses[0]
         dataset = next((one for one in published().values() if address.endswith(f"/{one.file}")), None)
         return hint_on_failure("" if dataset is None else _replacement_hint(dataset))
 
     def require_readable(self, path: Path) -> None:
-        """Open a file; FormatError if it is not D4RL's format."""
+        """Open a file; FormatError if it is not in D4RL's format."""
         D4rlFile(path).close()
 
 
 def _replacement_hint(dataset: D4rlDataset) -> str:
     return (
-        "D4RL's server is down at times: try later, or name a mirror (D4RL_URL=BASE); its successor, which was "
-        f"collected again: {dataset.replacement}"
+        "D4RL's server is down at times: try later, or name a mirror (D4RL_URL=BASE); Minari has newly collected "
+        f"successors of many datasets: {dataset.replacement}"
     )

@@ -13,31 +13,31 @@ from ...core.experience_replay import SourceExperienceReplay, refuse_env_kwargs
 class D4RLExperienceReplay(SourceExperienceReplay):
     """A dataset of D4RL as a buffer of TED steps; one that is not stored yet is downloaded first.
 
-    - `dataset_id`: one of the 179 ids of `available_datasets`, like `hopper-medium-v2`. One without its version means
-      the latest.
-    - `batch_size`: how many elements `sample()` and iteration give.
+    - `dataset_id`: one of the 179 ids of `available_datasets`, like `hopper-medium-v2`. An id without a version means
+      the latest version.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
-    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
-      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `d4rl` below the storage root by default.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches then have the shape
+      `[batch, longest]`, with `"mask"` (bool), which is true at steps, and `"traj_ids"`.
+    - `download`: whether to download a dataset that is not stored yet; `"force"` replaces a stored one.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `d4rl` below the storage root.
     - `from_env`, `direct_download`: accepted for compatibility, without effect. The published file is read in every
       case, and neither gym nor d4rl is needed.
-    - `use_truncated_as_done`: only True. `("next", "done")` is always terminated or truncated; `("next",
+    - `use_truncated_as_done`: only True is supported. `("next", "done")` is always terminated or truncated; `("next",
       "terminated")` is the flag without time limits.
-    - `terminate_on_end`: only None or False. A last step without an observation after it that is not terminated is
-      left out; `rbtool.download("d4rl", ID, final_step="repeat")` keeps it in a dataset of its own.
+    - `terminate_on_end`: only None and False are supported. A last step that is not terminated and has no observation
+      after it is left out; `rbtool.download("d4rl", ID, final_step="repeat")` keeps it in a separate dataset.
     - `env_kwargs`: refused, since no environment is made.
 
-    `("next", "observation")` never belongs to another episode, and nowhere zero unless the data are. The root has
-    neither a reward nor flags. Rows are read from the disk when first touched; what is edited, in a batch or in
-    place, stays in this process. A dataset that is stored is opened without the network.
+    `("next", "observation")` never belongs to another episode, and is never zero unless the data are. The root has
+    neither a reward nor flags. Rows are read from the disk when first accessed; edits, of a batch or in place, stay in
+    this process. A stored dataset is opened without the network.
 
-    DatasetNotFoundError (a FileNotFoundError) for an id that D4RL does not have and for a dataset that is not there
-    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL; the values are the
-    source's.
+    Raises DatasetNotFoundError (a FileNotFoundError) for an id that D4RL does not have and for a dataset that is not
+    stored and must not be downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid
+    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL; the values are those of the
+    source.
     """
 
     source = "d4rl"

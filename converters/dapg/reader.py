@@ -40,16 +40,16 @@ _BLOCK_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PathFlags:
-    """One flag of all paths: whether the last row of each has it, and how many of the rows before have it."""
+    """A flag of all paths: whether it is set in the last row of each, and the number of earlier rows with it."""
 
     last: Sequence[bool]
     before: int
 
 
 class PathEnds:
-    """The ends of all paths: `terminated` and `truncated` of each.
+    """The ends of all paths: `terminated` and `truncated` have a flag for each path.
 
-    A path without a flag in its last row is truncated where `terminals` are stored; else it ends as `--ends` states.
+    A path without a flag in its last row is truncated if the file has `terminals`; otherwise it ends as `--ends` says.
     """
 
     def __init__(
@@ -81,23 +81,23 @@ class PathEnds:
         if self._flags:
             return meaning_of_ends(options, "truncated", "nothing states how a path without timeouts ends")
         return meaning_of_ends(
-            options, "truncated", "nothing states how an episode ends: a demonstration stops there"
+            options, "truncated", "nothing states how an episode ends: the demonstration just stops"
         )  # fmt: skip
 
     def notes(self) -> Iterator[str]:
-        """Sentences on ends that no flag states, and on flags inside paths."""
+        """Yield sentences about paths that end without a flag, and about flags inside paths."""
         if self._meaning.note:
             yield self._meaning.note
         for name, flag in self._flags.items():
             if flag.before:
                 steps = "1 step" if flag.before == 1 else f"{flag.before:,} steps"
-                yield f"{name} are set in {steps} inside paths, and end nothing there: next.info.{name} has them"
+                yield f"{name} are set in {steps} inside paths, where they end no episode: next.info.{name} has them"
 
 
 def read_flags(
     path: Path, name: str, arrays: Sequence[PickledArray], rows: Callable[[PickledArray, int, int], Array]
 ) -> PathFlags:
-    """Read one flag of all paths, whose `arrays` have a row a step. FormatError for other rows than numbers."""
+    """Read a flag of all paths from `arrays`, with a row for each step; FormatError unless rows are numbers."""
     last: list[bool] = []
     before = 0
     for number, array in enumerate(arrays):
@@ -106,7 +106,7 @@ def read_flags(
             continue
         if array.dtype.kind not in "biuf" or int(np.prod(array.shape[1:])) != 1:
             raise FormatError(
-                f"{path}: {name!r} of path {number} has no flag a row ({array.dtype} {list(array.shape)})"
+                f"{path}: {name!r} of path {number} does not have one flag per row ({array.dtype} {list(array.shape)})"
             )
         is_last = False
         for start in range(0, len(array), _BLOCK_ROWS):
@@ -134,33 +134,35 @@ _DEEPEST = 8
 
 
 class DapgReader(ColumnReader):
-    """A pickle with one list of paths; every entry is an episode.
+    """Reads a pickle of a list of paths, each of which is an episode.
 
-    `observations` become `observation`, `actions` `action`, `rewards` `next.reward`, any other array of a row a step
-    `info.NAME`. `init_state_dict` of all paths is kept as the document `init_states.json`.
+    `observations` become `observation`, `actions` become `action`, `rewards` become `next.reward`, and any other array
+    with a row for each step becomes `info.NAME`. `init_state_dict` of all paths is kept in the document
+    `init_states.json`.
 
-    `next_observations`, where all paths have them, are what is under `next`; without them there is no observation after
-    the last step. `terminals` and `timeouts`, where all paths have them, state whether the last step of a path is
-    terminated, and truncated. A flag inside a path ends nothing, and stays as `next.info.NAME`.
+    `next_observations`, if all paths have them, become the observation under `next`; without them there is no
+    observation after the last step. `terminals` and `timeouts`, if all paths have them, state whether the last step of
+    a path is terminated or truncated. A flag inside a path ends no episode, and is kept as `next.info.NAME`.
 
-    Options: `trust_pickle` is needed: the file is a pickle. `ends` states how paths without flags end, `terminated` or
-    `truncated` (the default).
+    Options: `trust_pickle` is required, because the file is a pickle. `ends` states how paths without flags end:
+    `terminated` or `truncated` (the default).
 
-    Raises UsageError without trust, FormatError for a pickle of something else, CorruptDataError for damage.
+    Raises UsageError without `trust_pickle`, FormatError for a pickle of something else, CorruptDataError for a damaged
+    one.
     """
 
     option_names = frozenset({"ends", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it starts as the pickle of a list of dictionaries with arrays; nothing is unpickled."""
+        """Return whether the file begins like a pickled list of dictionaries with arrays; nothing is unpickled."""
         try:
             return path.is_file() and _starts_as_paths(path)
         except (OSError, ValueError, FormatError) as error:
             return no_match(error)
 
     def on_open(self) -> None:
-        """Unpickle the file in its own process, which keeps the arrays."""
+        """Unpickle the file in a process of its own, which keeps the arrays."""
         require_trust(self.path, self.options.get("trust_pickle"))
         size = self.path.stat().st_size
         self._reader = PickleReader(str(self.path), size)
@@ -205,13 +207,13 @@ class DapgReader(ColumnReader):
         lacking = [number for number, path in enumerate(self._paths) if name not in path]
         if lacking:
             raise FormatError(
-                f"{self.path}: {name!r} are in {len(self._paths) - len(lacking):,} of {len(self._paths):,} paths, and "
-                f"not in path {lacking[0]}; all paths or none have them",
+                f"{self.path}: {name!r} are in {len(self._paths) - len(lacking):,} of {len(self._paths):,} paths, but "
+                f"not in path {lacking[0]}; either all paths or none may have them",
                 hint=f"remove {name!r} from all paths, or split the list by them",
             )
 
     def _flag(self, name: str) -> PathFlags:
-        """Read a flag of all paths; if it is set inside one, it is a column too."""
+        """Read a flag of all paths; if it is set inside a path, add it as a column as well."""
         self._require_in_all(name)
         dtype, shape = self._form(name)
         arrays = [self._array(number, name) for number in range(len(self._paths))]
@@ -243,7 +245,7 @@ class DapgReader(ColumnReader):
         self.columns.append(EpisodeColumn(field, timing, partial(self._read, name, field), after))
 
     def _after(self, field: Field) -> ReadRows | None:
-        """Return what reads `next_observations`, which are rows like the observations; None without them."""
+        """Return a function that reads `next_observations`; None if the paths have none."""
         if not any(_NEXT in path for path in self._paths):
             return None
         self._require_in_all(_NEXT)
@@ -255,20 +257,20 @@ class DapgReader(ColumnReader):
         return partial(self._read, _NEXT, field)
 
     def _form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return element type and shape of the rows of an array, which all paths have to share."""
+        """Return the element type and the shape of the rows of an array, which have to be the same in all paths."""
         found: tuple[str, tuple[int, ...]] | None = None
         for number, one in enumerate(self.episodes):
             array = self._array(number, name)
             if array.shape[0] != one.length:
                 raise FormatError(
-                    f"{self.path}: {name!r} of path {number} has {array.shape[0]:,} rows, and rewards {one.length:,}"
+                    f"{self.path}: {name!r} of path {number} has {array.shape[0]:,} rows, but rewards {one.length:,}"
                 )
             try:
                 form = dtype_name(array.dtype), array.shape[1:]
             except (SchemaError, TypeError) as error:
                 raise FormatError(f"{self.path}: {name!r} has elements that are not numbers ({array.dtype})") from error
             if found is not None and one.length and form != found:
-                raise FormatError(f"{self.path}: {name!r} of path {number} has rows of another form than those before")
+                raise FormatError(f"{self.path}: rows of {name!r} of path {number} have another form than before")
             found = form if found is None and one.length else found
         if found is None:
             raise FormatError(f"{self.path}: {name!r} has no rows")
@@ -279,7 +281,7 @@ class DapgReader(ColumnReader):
         return rows.reshape(stop - start, *field.shape)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening looked at the arrays."""
+        """Return the facts; the arrays were checked when the file was opened."""
         progress(len(self.episodes))
         documents = {}
         if any(_STATE in path for path in self._paths):
@@ -290,7 +292,7 @@ class DapgReader(ColumnReader):
         )
 
     def _plain(self, value: Value, depth: int) -> Any:
-        """Return a value as JSON; arrays are lists of numbers, floats that JSON lacks are text."""
+        """Return a value that JSON can hold: arrays as lists of numbers, NaN and infinity as text."""
         if isinstance(value, dict) and depth < _DEEPEST:
             return {name: self._plain(part, depth + 1) for name, part in value.items()}
         if isinstance(value, PickledArray):
@@ -306,7 +308,7 @@ class DapgReader(ColumnReader):
         return [self.path]
 
     def on_close(self) -> None:
-        """End the process."""
+        """End the process that unpickles."""
         self._reader.close()
 
 
@@ -324,7 +326,7 @@ def _starts_as_paths(path: Path) -> bool:
         return False
     texts: list[str] = []
     opened: list[str] = []
-    with contextlib.suppress(Exception):  # the end is missing, and anything may be in the rest
+    with contextlib.suppress(Exception):  # the head ends anywhere, and may not be a pickle at all
         for operation, argument, _ in pickletools.genops(io.BytesIO(head)):
             if operation.name in ("EMPTY_LIST", "EMPTY_DICT", "LIST", "DICT"):
                 opened.append(operation.name)

@@ -1,4 +1,4 @@
-"""Exports to plain file formats: HDF5, NumPy and Parquet; they are read as the datasets that they were."""
+"""Exports to plain file formats: HDF5, NumPy and Parquet; rbtool opens them like the datasets they were made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of an export, and the document that describes it: shared by all export formats, and by their reader."""
+"""The columns of an export and the document that describes it, which all export formats and their reader share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VERSION = 1
 
 
 def require_names(names: list[str], format_name: str) -> None:
-    """Raise SchemaError if two leaves would get one name."""
+    """Raise SchemaError if two fields would get the same name."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise SchemaError(f"two leaves would both be called {twice[0]!r} in {format_name}; rename one of them")
+        raise SchemaError(f"two fields would both be called {twice[0]!r} in {format_name}; rename one of them")
 
 
 def episode_columns(chosen: Chosen) -> dict[str, Array]:
-    """The columns of the episode table that have a meaning outside rbtool."""
+    """Return the columns of the episode table that mean something outside of rbtool."""
     columns = chosen.table.columns()
     del columns["explicit_start"]
     return columns
@@ -37,7 +37,7 @@ def is_column(name: str) -> bool:
 
 
 def about(chosen: Chosen) -> str:
-    """Describe an export in strict JSON: origin, fields, shapes and spaces."""
+    """Return the JSON document that describes an export: origin, fields, shapes and spaces."""
     manifest = chosen.reader.manifest
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -58,9 +58,9 @@ def about(chosen: Chosen) -> str:
 
 
 class ExportFile(Closing, ABC):
-    """An open export, as its reader needs it. Raises CorruptDataError for what is damaged.
+    """An open export, which `ExportedSteps` reads. Methods raise CorruptDataError for damaged files.
 
-    `has_strings` states whether text is stored as strings, and not as bytes with their lengths.
+    `has_strings` states whether text is stored as strings; otherwise it is stored as padded bytes and their lengths.
     """
 
     has_strings: ClassVar[bool] = True
@@ -68,15 +68,15 @@ class ExportFile(Closing, ABC):
 
     @abstractmethod
     def about(self) -> str:
-        """Return the document that `about` wrote."""
+        """Return the document that the function `about` made."""
 
     @abstractmethod
     def require(self, column: ExportColumn, steps: int) -> None:
-        """Raise CorruptDataError unless a column is there, of its type and shape, with a row for each step."""
+        """Raise CorruptDataError unless the file has the column, with its type and shape and a row for each step."""
 
     @abstractmethod
     def rows(self, column: ExportColumn, start: int, stop: int) -> Array:
-        """Read rows of a column of numbers, which there are, in any shape of that size."""
+        """Read rows of a column of numbers; the caller reshapes them."""
 
     @abstractmethod
     def strings(self, column: ExportColumn, start: int, stop: int) -> list[str]:
@@ -84,25 +84,25 @@ class ExportFile(Closing, ABC):
 
     @abstractmethod
     def episodes(self) -> dict[str, Array]:
-        """Return the columns of the episode table; {} where the file has none, and `starts` of the episodes."""
+        """Return the columns of the episode table; {} if the file has none, and only `starts` of the episodes."""
 
     def starts(self) -> Array:
-        """Return the first step of each episode, int64, where there is no episode table."""
+        """Return the first step of each episode, int64, if there is no episode table."""
         raise CorruptDataError(f"{self.path} has no episode table")
 
     @abstractmethod
     def texts(self) -> list[str] | None:
-        """Return the text of each episode as JSON; None where there is none."""
+        """Return the text of each episode as JSON; None if the export has no texts."""
 
     def documents(self) -> dict[str, bytes]:
         """Return the metadata files of the source."""
         return {}
 
     def verify(self) -> None:
-        """Compare with checksums, where the format has such."""
+        """Compare the data with their checksums, if the format has any."""
 
     def lacks(self, column: ExportColumn, found: object) -> CorruptDataError:
-        """Make the error for a column that is not there as the description states; `found` describes it."""
+        """Return the error for a column that contradicts the description of the export; `found` is what is stored."""
         field = column.field
         return CorruptDataError(
             f"{self.path} has {found} for {field.name}, expected rows of {field.dtype} {list(field.shape)}"

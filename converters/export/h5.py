@@ -1,14 +1,14 @@
 """Exports to one plain HDF5 file.
 
-    /steps/<key>/<key>     one dataset a leaf, [steps, *shape]; text is UTF-8 strings of any length
+    /steps/<key>/<key>     one dataset for each field, [steps, *shape]; text is UTF-8 strings of any length
     /episodes/<column>     episode, start, length, return, terminated, truncated, end_reason, explicit_next,
                            seed, has_seed, and scores such as score.quality: [episodes]
-    /episodes/text         where there is any: the text of each episode, a JSON object
+    /episodes/text         the text of each episode, a JSON object, if any episode has text
     /source/<file>         the source's own metadata files, byte for byte
-    attributes of the file `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces
 
-Rows `start` to `start + length` of every leaf are an episode. Flags are HDF5 enumerations of FALSE and TRUE, as h5py
-writes bool; complex numbers are compounds of `r` and `i`.
+The file has the attributes `format` ("rbtool export") and `about`, a JSON document with fields, shapes and spaces. Rows
+`start` to `start + length` of every field are an episode. Flags are HDF5 enumerations of FALSE and TRUE, as h5py writes
+bool; complex numbers are compounds of `r` and `i`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class H5Exporter(H5Sink):
     format = FORMAT
 
     def prepare(self) -> None:
-        """Refuse bfloat16, which HDF5 does not have."""
+        """Raise SchemaError for bfloat16, which HDF5 does not have, and for equal names."""
         self.refuse({"bfloat16"}, "HDF5")
         require_names([_name(column) for column in columns_of(self.chosen.fields)], "HDF5")
         self.place(field.key for field in self.chosen.fields)
 
     def fill(self, h5: h5py.File) -> Iterator[int]:
-        """Write leaf after leaf."""
+        """Write one field after the other."""
         h5.attrs["about"] = about(self.chosen)
         self._write_episodes(h5)
         for column in columns_of(self.chosen.fields):
@@ -127,7 +127,7 @@ class H5Export(ExportFile):
             return {name: bytes(one[()]) for name, one in found.items() if one is not None and is_inside(name)}
 
     def _dataset(self, name: str) -> h5py.Dataset | None:
-        """Find a dataset; CorruptDataError for one that states more data than the file can hold."""
+        """Return a dataset, or None; raise CorruptDataError for one that states more data than the file can hold."""
         with reading(name, self.path):
             found = self._file.get(name)
             if not isinstance(found, h5py.Dataset):

@@ -1,16 +1,16 @@
-"""Exports to a folder of two Parquet files, or to one file where the destination is called `.parquet`.
+"""Exports to a folder of two Parquet files, or to a single file if the name of the destination ends in `.parquet`.
 
-    steps.parquet      one row a step: `episode_index` (which row of episodes.parquet) and `step` (from 0 in its
-                       episode), then a column a leaf, parts of nested keys joined by dots; vectors are lists, arrays
-                       of more dimensions lists of lists, text is strings; reward and flags are single values
-    episodes.parquet   one row an episode: episode, start, length, return, terminated, truncated, end_reason,
-                       explicit_next, seed, has_seed, scores such as `score.quality`, and `text`, a JSON object, where
-                       episodes have any text
+    steps.parquet      one row for each step: `episode_index` (the row of its episode in episodes.parquet) and `step`
+                       (from 0 in its episode), then a column for each field, named by its key with dots; vectors are
+                       lists, arrays of more dimensions are lists of lists, text is strings; reward and flags are single
+                       values
+    episodes.parquet   one row for each episode: episode, start, length, return, terminated, truncated, end_reason,
+                       explicit_next, seed, has_seed, scores such as `score.quality`, and `text`, a JSON object, if any
+                       episode has text
+    README.md          declares both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
 
-    README.md          names both for `datasets.load_dataset(folder)`, as the configurations `steps` and `episodes`
-
-The schema's metadata has `rbtool`, a JSON document with fields, shapes and spaces. A single file has the steps;
-its metadata has `rbtool.episodes`, too: the bytes of episodes.parquet in base64.
+The metadata of the schema has `rbtool`, a JSON document with fields, shapes and spaces. A single file holds the steps;
+its metadata also has `rbtool.episodes`, the bytes of episodes.parquet in base64.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ABOUT, _TABLE = b"rbtool", b"rbtool.episodes"
 _CARD, _FILE = "README.md", ".parquet"
 _GROUP_BYTES = 8 << 20
 _MOST_TABLE = 16 << 20
-"""The most bytes of an episode table in metadata, where Arrow repeats it: readers refuse a footer of 100 MB."""
+"""The largest episode table in metadata, in bytes: Arrow stores it twice, and readers refuse a footer of 100 MB."""
 
 
 class ParquetExporter(Sink):
@@ -56,7 +56,7 @@ class ParquetExporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has these files and no others, and the steps the metadata of an export."""
+        """Return whether the folder has these files and no others, or the path is one of them, with our metadata."""
         try:
             names = {entry.name for entry in path.iterdir()} if path.is_dir() else {_STEPS, _EPISODES}
             steps = path / _STEPS if path.is_dir() else path
@@ -67,7 +67,7 @@ class ParquetExporter(Sink):
             return False
 
     def prepare(self) -> None:
-        """Refuse bfloat16 and complex numbers, which Parquet does not have."""
+        """Raise SchemaError for bfloat16 and complex numbers, which Parquet does not have, and for equal names."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Parquet")
         require_names(["episode_index", "step", *(column.field.name for column in self._columns)], "Parquet")
         self._metadata = {_ABOUT: about(self.chosen).encode()}
@@ -80,7 +80,7 @@ class ParquetExporter(Sink):
             self._metadata[_TABLE] = packed
             where = "its table of episodes is in its metadata, for rbtool"
         else:
-            where = "it has the steps alone: its table of episodes is too large for the metadata"
+            where = "it has the steps alone, because its table of episodes is too large for the metadata"
         self.notes.append(f"{self.name}: {where}; a folder (--to parquet) has it as a file")
 
     @property
@@ -92,7 +92,7 @@ class ParquetExporter(Sink):
         return columns_of(self.chosen.fields)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write steps, then episodes and the card."""
+        """Write the steps, then the episodes and the card."""
         if not self._is_file:
             fs.make_folder(target)
         schema = pa.schema(
@@ -122,7 +122,7 @@ class ParquetExporter(Sink):
             writer.write_table(table)
 
     def _card(self) -> str:
-        """Return the card by which `datasets` finds both tables, each a configuration of its own."""
+        """Return the card, which declares both tables as configurations for `datasets`."""
         manifest = self.chosen.reader.manifest
         return (
             "---\nconfigs:\n"
@@ -132,12 +132,12 @@ class ParquetExporter(Sink):
             f"{self.chosen.steps:,} steps in {len(self.chosen.rows):,} episodes, exported by {created_by()}"
             f" from {manifest.request.source}:{manifest.request.id}.\n\n"
             "```python\nfrom datasets import load_dataset\n\n"
-            'steps = load_dataset(FOLDER)["train"]  # a row a step; episode_index is the row of its episode\n'
+            'steps = load_dataset(FOLDER)["train"]  # a row for each step; episode_index is the row of its episode\n'
             'episodes = load_dataset(FOLDER, "episodes")["train"]\n```\n'
         )
 
     def _batches(self, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield the rows of about 8 MB and how many bytes they are."""
+        """Yield batches of rows of about 8 MB, and the size of each in bytes."""
         row_bytes, table = sum(column.bytes for column in self._columns), self.chosen.table
         size, done, starts = max(1, _GROUP_BYTES // max(1, row_bytes)), 0, table.start
         for first, last in self.chosen.spans():
@@ -159,7 +159,7 @@ class ParquetExporter(Sink):
 
 
 def _shape(field: Field) -> tuple[int, ...]:
-    """The shape of a row without the trailing one of reward and flags."""
+    """Return the shape of a row, without the trailing dimension of rewards and flags."""
     inner = field.key[1:] if field.key[0] == "next" else field.key
     return () if inner in SINGLETONS and field.shape == (1,) else field.shape
 
@@ -177,7 +177,7 @@ _CHUNK_ROWS = 1 << 20
 
 
 class ParquetExport(ExportFile):
-    """Reads what `ParquetExporter` writes; one file without a table of episodes, as rbtool once wrote it, too."""
+    """Reads what `ParquetExporter` writes, and single files without an episode table, as older versions wrote them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -225,10 +225,10 @@ class ParquetExport(ExportFile):
 
     def episodes(self) -> dict[str, Array]:
         found = {name: self._column(name) for name in self._names() if is_column(name)}
-        # Rows of one file can be sorted or left out by other programs, which keep its metadata
+        # Other programs may sort or remove the rows of the file, and keep its metadata.
         if isinstance(self._table, pa.Table) and not np.array_equal(found.get("start", ()), self.starts()):
             raise CorruptDataError(
-                f"{self.path}: episode_index does not lay the episodes as the table of episodes does"
+                f"{self.path}: the episodes begin at other rows by episode_index than by the table of episodes"
             )
         return found
 
@@ -245,7 +245,7 @@ class ParquetExport(ExportFile):
             return self._table.read([name], 0, self._table.columns[name].rows)[name]
 
     def starts(self) -> Array:
-        """Find the steps where `episode_index` changes."""
+        """Return the steps at which `episode_index` changes."""
         index = self._steps.columns.get("episode_index")
         if index is None or index.dtype != "int64" or index.shape:
             raise CorruptDataError(f"{self.path} has no episode_index: its episodes cannot be told apart")

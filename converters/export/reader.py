@@ -1,13 +1,13 @@
-"""Reads what `export` wrote as one HDF5 or npz file, or as Parquet: the rows of a dataset, with its episode table.
+"""Reads what `export` wrote as HDF5, npz or Parquet: the rows of a dataset, with its episode table.
 
-An export to one `.npz` file of NumPy is written and read here, others in modules of their own, which load h5py or
-pyarrow; `numpy.load(path)` reads it, without pickle:
+Exports to npz are also written here; the modules for HDF5 and Parquet import h5py and pyarrow. `numpy.load(path)` reads
+the npz file, which contains no pickles:
 
-observation.position   one array a leaf, [steps, *shape]; parts of nested keys are joined by dots
-instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length are the bytes of each
+observation.position   one array for each field, [steps, *shape]; parts of nested keys are joined by dots
+instruction            text is uint8 [steps, L], UTF-8 padded with zeros; instruction_length has the bytes of each
 episodes.start         the columns of the episode table, [episodes]: episode, start, length, return, terminated,
                        truncated, end_reason, explicit_next, seed, has_seed, and scores such as score.quality
-episodes.text          where there is any: the text of each episode, a JSON object
+episodes.text          the text of each episode, a JSON object, if any episode has text
 about                  a JSON document with fields, shapes and spaces, as text
 """
 
@@ -42,13 +42,13 @@ from ..files.exports import FORMAT, ExportColumn, columns_of
 from ..files.numpy_files import NpzFile, begins_as_zip
 from .columns import VERSION, ExportFile, about, episode_columns, is_column, require_names
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of all members, so that equal data give equal bytes
 _MOST_ABOUT, _MOST_TEXT = 64 << 20, 4 << 30
-"""The most bytes of the description, and of a column of the episode table, that are read."""
+"""The largest description, and the largest column of the episode table, that are read, in bytes."""
 _PARQUET, _TABLE = b"PAR1", "episodes."
 _NO_TABLE = (
-    "the episode table follows from the rows: this Parquet file has the steps alone, without seeds, texts and what was "
-    "known of next observations"
+    "the episode table is derived from the rows: this Parquet file has the steps alone, without seeds, texts and the "
+    "record of which next observations were stored"
 )
 
 
@@ -69,9 +69,10 @@ class _About:
 
 
 class ExportedSteps(FoundSteps):
-    """The rows of an export. Its files have no digests; an npz file has checksums.
+    """The rows of an export. Exports have no digests; npz files have checksums.
 
-    FormatError for what is not an export, CorruptDataError for one that is damaged or contradicts its description.
+    Raises FormatError for a path that is not an export, CorruptDataError for a damaged one and for one that contradicts
+    its description.
     """
 
     @classmethod
@@ -102,8 +103,8 @@ class ExportedSteps(FoundSteps):
             table = self.episodes
             if len(table) != about.episodes or not table.covers(about.steps):
                 raise CorruptDataError(
-                    f"{path}: the episode table has {len(table):,} episodes and {table.steps:,} steps, which have to "
-                    f"follow each other; the description states {about.episodes:,} and {about.steps:,}"
+                    f"{path}: the episode table has {len(table):,} episodes and {table.steps:,} steps, expected "
+                    f"consecutive episodes as the description states: {about.episodes:,} with {about.steps:,} steps"
                 )
         except BaseException:
             self.close()
@@ -114,7 +115,7 @@ class ExportedSteps(FoundSteps):
 
     @property
     def _file(self) -> ExportFile:
-        """The open file, each process its own: libraries keep buffers of theirs."""
+        """The open file, one for each process, because libraries keep buffers that processes must not share."""
         here = os.getpid()
         if here not in self._files:
             self._files[here] = _opened(self.path, self._layout)
@@ -129,7 +130,7 @@ class ExportedSteps(FoundSteps):
 
     @cached_property
     def _columns(self) -> dict[Key, ExportColumn]:
-        """The column that holds each leaf: one for a text and its lengths, where the file has strings."""
+        """The column that holds each field; a text and its lengths share a column if the file has strings."""
         listed = columns_of(self.fields) if self._file.has_strings else map(ExportColumn, self.fields)
         found = {}
         for column in listed:
@@ -140,14 +141,14 @@ class ExportedSteps(FoundSteps):
 
     @cached_property
     def _stored_columns(self) -> dict[str, Array]:
-        """The columns of the episode table that the file has, of the types of the table."""
+        """The columns of the episode table that the file has, with their types verified."""
         found = self._file.episodes()
         for name, column in found.items():
             expected = ALL_COLUMNS.get(name, "float64")
             if column.ndim != 1 or column.dtype != np.dtype(expected):
                 raise CorruptDataError(
                     f"{self.path}: {name!r} of the episodes is {column.dtype} {list(column.shape)}, expected one "
-                    f"{expected} an episode"
+                    f"{expected} for each episode"
                 )
         if len({len(column) for column in found.values()}) > 1:
             raise CorruptDataError(f"{self.path}: the columns of the episode table differ in length")
@@ -155,7 +156,7 @@ class ExportedSteps(FoundSteps):
 
     @cached_property
     def episodes(self) -> EpisodeTable:
-        """The table that is stored; what it lacks follows from the rows."""
+        """The episode table; columns that the file lacks are derived from the rows."""
         columns = dict(self._stored_columns)
         if "length" not in columns:
             starts = self._file.starts()
@@ -196,7 +197,7 @@ class ExportedSteps(FoundSteps):
         texts = [text.encode() for text in self._file.strings(column, start, stop)]
         width = column.field.shape[0]
         if max(map(len, texts)) > width:
-            raise CorruptDataError(f"{self.path} has text of more than {width:,} bytes in {column.field.name}")
+            raise CorruptDataError(f"{self.path} has a text of more than {width:,} bytes in {column.field.name}")
         characters, lengths = encode_text(texts, max(width, 1))
         return lengths.astype(leaf.numpy) if key == column.length.key else characters
 
@@ -204,7 +205,7 @@ class ExportedSteps(FoundSteps):
         return self._file.documents()
 
     def verify_files(self) -> None:
-        """Compare what has a checksum with it."""
+        """Compare the data with their checksums, if the format has any."""
         self._file.verify()
 
     def close(self) -> None:
@@ -214,16 +215,16 @@ class ExportedSteps(FoundSteps):
 
 
 def _layout_of(path: Path) -> Layout | None:
-    """Return the format of an export, by its content; None for anything else."""
+    """Return the format of an export, recognised by its content; None for anything else."""
     if path.is_dir():
         if not (path / "steps.parquet").is_file() or not (path / "episodes.parquet").is_file():
             return None
     elif not path.is_file():
         return None
     elif begins_as_h5(path):
-        from ..files.hdf5 import names_in  # loads h5py, which is needed for such files alone
+        from ..files.hdf5 import names_in  # imports h5py, which only such files need
 
-        if not {"steps", "episodes"} <= set(names_in(path)):  # to open all of a file may take seconds
+        if not {"steps", "episodes"} <= set(names_in(path)):  # opening the file with h5py may take seconds
             return None
         from .h5 import H5Exporter
 
@@ -272,14 +273,14 @@ class NpzExporter(Sink):
             return no_match(error)
 
     def prepare(self) -> None:
-        """Refuse bfloat16, which NumPy does not have."""
+        """Raise SchemaError for bfloat16, which NumPy does not have, and for equal names."""
         self.refuse({"bfloat16"}, "NumPy")
         require_names([*map(_name, self.chosen.fields), *self._others()], "the npz file")
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write leaf after leaf."""
+        """Write one field after the other."""
         with LatchedFile(target) as file:
-            # A LatchedFile has every method that ZipFile calls, and fewer than typing.IO declares
+            # A LatchedFile has all methods that ZipFile calls, but not all that typing.IO declares.
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # type: ignore[call-overload]
                 for name, array in self._others().items():
                     _member(archive, name, array.dtype, array.shape, iter([array]))
@@ -305,7 +306,7 @@ class NpzExporter(Sink):
 def _member(
     archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterator[Array]
 ) -> None:
-    """Write one array in NumPy's form, chunk by chunk."""
+    """Write one array in NumPy's format, chunk by chunk."""
     header = io.BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)

@@ -1,7 +1,7 @@
 """Reads and downloads Gen-DGRL's episodes of Procgen (Mediratta et al. 2023), from archives or folders.
 
-There are 128 datasets: 16 games in eight categories. An episode is a pickled dictionary of arrays. An unpacked archive
-is read as if it were one. Procgen is never imported.
+There are 128 datasets: 16 games in eight categories. An episode is a pickled dictionary of arrays. The folder of an
+unpacked archive is read like the archive. Procgen is never imported.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ CATEGORIES = {
     "level_40_E": "100k/level_40/expert",
     "level_40_S": "100k/level_40/suboptimal",
 }
-"""The folder of each category below the base URL."""
+"""The path of each category below the base URL."""
 SUFFIX = ".tar.xz"
 
 
 @functools.cache
 def published() -> dict[str, str]:
-    """The path of each archive below the base URL, by id, in the order of the ids."""
+    """Return the path of each archive below the base URL, by id and in the order of the ids."""
     found = {
         f"{game}-{category}": f"{folder}/{game}{SUFFIX}"
         for game in GAMES
@@ -62,7 +62,7 @@ def published() -> dict[str, str]:
 
 
 def id_of(path: Path) -> str:
-    """The id of a published archive, unpacked or not, by the folders that it is in; else the name of the file."""
+    """Return the id of a published archive, packed or not, from its folders and name; else the name of the file."""
     parts = path.absolute().as_posix()
     plain = (parts.removesuffix(ending) for ending in (SUFFIX, ".tar", "") if parts.endswith(ending))
     end = f"{next(plain)}{SUFFIX}"
@@ -74,7 +74,7 @@ _EPISODE_SUFFIX = ".npy"
 
 
 def episode_files(path: Path) -> list[Path]:
-    """List the files of episodes in a folder, or in the one folder that it holds, by the numbers in their names."""
+    """Return the files of episodes in a folder, or in its only subfolder, ordered by the numbers in their names."""
     for folder in (path, *_only_folder(path)):
         files = [
             file for file in folder.iterdir() if file.name.endswith(_EPISODE_SUFFIX) and not file.name.startswith(".")
@@ -90,7 +90,10 @@ def _only_folder(path: Path) -> list[Path]:
 
 
 class EpisodeFolder(Closing):
-    """The files of episodes, one after the other, as `Archive` has its members. Not for several threads."""
+    """A folder of episode files with the interface of `Archive`: files are addressed as if concatenated.
+
+    It must not be used by several threads at once.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +111,7 @@ class EpisodeFolder(Closing):
             start = stop
 
     def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes of a member; CorruptDataError for a file that was cut since this was made."""
+        """Return `count` bytes of a member; CorruptDataError for a file that became shorter since it was listed."""
         if not count:
             return b""
         number = bisect.bisect_right(self._stops, position)
@@ -144,14 +147,14 @@ _TRIED = 16
 _MOST_DAMAGED = 1000
 _NAMED = re.compile(r"\d{8}T\d{6}_\d+_\d+_(-?\d{1,18})_[^_]+", re.ASCII)
 _AFTER = (
-    "the observation after the last step of an episode is the one that the archive has: Procgen resets at once, so it "
-    "may show the next level; no target bootstraps from it"
+    "the observation after the last step of an episode is stored as in the archive: Procgen resets at once, so it may "
+    "show the next level; no target bootstraps from it"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedEpisode:
-    """An episode of `length` steps in a member; `terminated` states that its last step is done."""
+    """An episode of `length` steps in a member of the archive; `terminated` if `dones` is set in its last step."""
 
     member: ArchiveMember
     length: int = 0
@@ -160,9 +163,9 @@ class ArchivedEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSurvey:
-    """What a pass over an archive found.
+    """The results of a pass over an archive.
 
-    `damaged` are the episodes that cannot be read, `problem` what ends the archive too early.
+    `damaged` has an error for each episode that cannot be read, `problem` the error of an archive that was cut.
     """
 
     fields: tuple[tuple[Field, Timing], ...]
@@ -174,26 +177,26 @@ class ArchiveSurvey:
 
 
 class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
-    """A `.tar.xz` archive, or a tar, or a folder with one of them and nothing else, or the folder of an unpacked one.
+    """Reads a `.tar.xz` or `.tar` archive, a folder with an archive and nothing else, or the folder of an unpacked one.
 
-    It has an `.npy` file for each episode: a pickled dictionary of four arrays.
+    The archive has an `.npy` file for each episode: a pickled dictionary of four arrays.
 
-    `observations` (T + 1 rows) become `observation`, `actions` `action`, `rewards` `next.reward`, and `dones` mark the
-    last step as terminated. Episodes are numbered in the order of the archive, or of the names in a folder, and
-    bear the name of their `file` as text and the seed of the level, which that name states. Observations stored as
-    floats become uint8 again.
+    `observations` (T + 1 rows) become `observation`, `actions` become `action`, `rewards` become `next.reward`, and
+    `dones` marks the last step as terminated. Episodes are numbered in the order of the archive, or of the names in a
+    folder. Each has the name of its file as the text `file`, and as its seed the seed of the level in that name.
+    Observations that are stored as floats are converted back to uint8.
 
-    Options: `trust_pickle` is needed: episodes are pickles. `id`, the published dataset that the archive is.
+    Options: `trust_pickle` is required, because episodes are pickles. `id` is the id of the published dataset.
 
-    Raises UsageError without trust, FormatError for pickles of something else and for archives that hold more than
-    files below a folder, CorruptDataError for damage.
+    Raises UsageError without `trust_pickle`, FormatError for pickles of something else and for archives that hold more
+    than files below a folder, CorruptDataError for damaged ones.
     """
 
     option_names = frozenset({"id", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is an archive with an array of Python objects among its first members."""
+        """Return whether the path is an archive with an episode among its first members."""
         try:
             with _opened(path) as archive:
                 return _has_episode(archive)
@@ -213,7 +216,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
             raise
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Unpack all of the archive, and look at every episode."""
+        """Unpack the whole archive, and examine every episode."""
         found = self.looked_over(progress)
         episodes = {number: one for number, one in found.episodes.items() if one.length}
         numbers = sorted(episodes.keys() | found.damaged.keys())
@@ -262,7 +265,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         notes += (
             [f"{skipped:,} file{'s' if skipped > 1 else ''} in the archive that are not episodes"] if skipped else []
         )
-        notes += [f"left out: what follows a cut: {problem.message}"] if problem is not None else []
+        notes += [f"the rest of the archive is left out: {problem.message}"] if problem is not None else []
         dropped = tuple(Dropped(name, "it is not part of the published layout") for name in sorted(others))
         return ArchiveSurvey(_fields(forms), episodes, damaged, problem, dropped, tuple(notes))
 
@@ -272,7 +275,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         arrays: Mapping[str, PickledArray],
         forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]],
     ) -> ArchivedEpisode:
-        """Check the arrays of an episode; the first one decides about the form of all."""
+        """Check the arrays of an episode; the first episode decides about the form of all."""
         what, steps = f"{self.path}: {member.name}", len(arrays["rewards"])
         for name in _NAMES:
             array, rows = arrays[name], steps + (name == "observations")
@@ -280,12 +283,12 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
                 raise FormatError(f"{what}: {name} have {len(array):,} rows, expected {rows:,} for {steps:,} rewards")
             width = array.shape[1:]
             if name in ("rewards", "dones") and width not in ((), (1,)):
-                raise FormatError(f"{what}: {name} have the shape {list(array.shape)}, expected a value a step")
+                raise FormatError(f"{what}: {name} have the shape {list(array.shape)}, expected a value for each step")
             form = array.dtype.newbyteorder("="), () if name in ("rewards", "dones") else width
             if array.dtype.kind not in "biuf":
                 raise FormatError(f"{what}: {name} are {array.dtype}, expected numbers")
             if steps and name != "dones" and forms.setdefault(name, form) != form:
-                raise FormatError(f"{what}: {name} are {form[0]} {list(form[1])}, in other episodes "
+                raise FormatError(f"{what}: {name} are {form[0]} {list(form[1])}, but in other episodes "
                                   f"{forms[name][0]} {list(forms[name][1])}")  # fmt: skip
         if not steps:
             return ArchivedEpisode(member)
@@ -295,7 +298,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         return ArchivedEpisode(member, steps, bool(dones[-1]))
 
     def _load(self, member: ArchiveMember) -> tuple[dict[str, PickledArray], set[str]]:
-        """Unpickle an episode in the process of its own; return its arrays, and the names of what else it has."""
+        """Unpickle an episode in a separate process; return its arrays, and the names of any other entries."""
         what = f"{self.path}: {member.name}"
         head = self._archive.read(member.start, min(member.size, _HEAD))
         header = read_header(_Head(head, member.size), what)
@@ -304,7 +307,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         body = MemberFile(self._archive, member.start + header.size, member.size - header.size, head[header.size :])
         try:
             found = self._reader().load(cast(BinaryIO, body), member.size - header.size)
-            if isinstance(found, PickledList) and len(found) == 1:  # the array that the dictionary is in
+            if isinstance(found, PickledList) and len(found) == 1:  # the 0-d array around the dictionary
                 [found] = self._reader().items(found)
         except CorruptDataError as error:
             raise CorruptDataError(f"{what}: {error.message}", hint=error.hint) from error
@@ -327,7 +330,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         return self._reader().rows(array, start, stop)
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes that cannot be read, or with the end of the archive."""
+        """Raise the error of the first of these episodes that cannot be read, or of a cut archive if all are read."""
         found = self.found
         refuse_damaged(numbers, found.damaged)
         if everything and found.problem is not None:
@@ -359,7 +362,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
             )  # fmt: skip
 
     def _pixels(self, one: ArchivedEpisode, rows: Array) -> Array:
-        """Bring observations that are stored as floats back to uint8; FormatError where that would change one."""
+        """Convert observations that are stored as floats back to uint8; FormatError if that would change a value."""
         if rows.dtype.kind != "f":
             return rows
         with np.errstate(invalid="ignore"):
@@ -371,7 +374,7 @@ class GenDgrlReader(SurveyedReader[ArchiveSurvey]):
         return found
 
     def files(self) -> list[Path]:
-        """The archive, or the files of episodes."""
+        """Return the archive, or the files of episodes."""
         return self._archive.files
 
     def on_close(self) -> None:
@@ -399,7 +402,7 @@ def _fields(forms: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> tuple
 
 
 def _opened(path: Path) -> Archive | EpisodeFolder:
-    """Open an archive, a folder with one alone, or the folder of an unpacked one; FormatError for anything else."""
+    """Open an archive, a folder that holds only one, or the folder of an unpacked one; else raise FormatError."""
     if path.is_dir():
         files = [file for file in path.iterdir() if not file.name.startswith(".")]
         if len(files) == 1 and files[0].is_file() and begins_as_archive(files[0]):
@@ -409,7 +412,7 @@ def _opened(path: Path) -> Archive | EpisodeFolder:
     elif path.is_file() and begins_as_archive(path):
         return Archive(path)
     raise FormatError(
-        f"{path} has no episodes, expected a .tar.xz or a tar of .npy files, or the folder of an unpacked one"
+        f"{path} has no episodes, expected a .tar.xz or .tar archive of .npy files, or the folder of an unpacked one"
     )
 
 
@@ -419,7 +422,7 @@ def _is_episode(member: ArchiveMember) -> bool:
 
 
 def _seed_of(name: str) -> int | None:
-    """The seed of the level that the name of an episode states: `TIME_NUMBER_LENGTH_SEED_RETURN`."""
+    """Return the seed of the level from the name of an episode, `TIME_NUMBER_LENGTH_SEED_RETURN`, or None."""
     found = _NAMED.fullmatch(Path(name).name.removesuffix(_EPISODE_SUFFIX))
     return int(found[1]) if found is not None and int(found[1]) >= 0 else None
 
@@ -435,7 +438,7 @@ def _has_episode(archive: Archive | EpisodeFolder) -> bool:
 
 
 class _Head(ByteRange):
-    """The first bytes of `size`."""
+    """The first bytes of a range of `size` bytes, to read a header from."""
 
     def __init__(self, head: bytes, size: int) -> None:
         self.size = size
@@ -444,17 +447,17 @@ class _Head(ByteRange):
     def read_into(self, target: memoryview, position: int) -> None:
         self._head.seek(position)
         if self._head.readinto(target) < len(target):
-            raise CorruptDataError("the header of an array is longer than any header is")
+            raise CorruptDataError(f"the header of an array is longer than {_HEAD:,} bytes")
 
 
 _VARIABLE = "GEN_DGRL_URL"
 
 
 class GenDgrlCache(LocalCache):
-    """A folder with archives at their published paths: `.tar.xz`, `.tar`, or the folder of an unpacked one."""
+    """A folder with datasets at their published paths: as `.tar.xz`, as `.tar`, or unpacked."""
 
     def find(self, dataset_id: str, reader: type[Reader]) -> Path:
-        """Return the archive of a dataset; DatasetNotFoundError for one that is not there."""
+        """Return the archive of a dataset; DatasetNotFoundError if it is not in the folder."""
         path = _path_of(safe_id(dataset_id))
         found = self._copy(path)
         if found is None:
@@ -466,7 +469,7 @@ class GenDgrlCache(LocalCache):
         return found
 
     def ids(self, reader: type[Reader]) -> Iterator[str]:
-        """Ids of all datasets whose archive is there."""
+        """Yield the ids of all datasets whose archive is in the folder."""
         return (name for name, path in published().items() if self._copy(path) is not None)
 
     def _copy(self, path: str) -> Path | None:
@@ -479,9 +482,9 @@ class GenDgrlCache(LocalCache):
 
 
 class GenDgrlSource(MirrorSource):
-    """Gen-DGRL's server, or the mirrors that `GEN_DGRL_URL` names: base URLs (http or https) in the order to try them.
+    """Downloads from Gen-DGRL's server, or from the mirrors in `GEN_DGRL_URL` (base URLs, tried in their order).
 
-    A dataset is one archive, which must begin as xz does and have an episode, before it is taken.
+    A dataset is one archive, which is accepted if it is an xz file with an episode.
     """
 
     name = "gen_dgrl"
@@ -494,7 +497,7 @@ class GenDgrlSource(MirrorSource):
     local_cache = GenDgrlCache("gen_dgrl", "GEN_DGRL_DATASET_DIR", "~/gen_dgrl")
 
     def list_ids(self) -> Ids:
-        """List the 128 ids, which are part of this package: nothing is requested."""
+        """List the 128 ids, which are part of this package, without a request."""
         return Ids(tuple(published()))
 
     def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
@@ -503,7 +506,7 @@ class GenDgrlSource(MirrorSource):
         return {path.rpartition("/")[2]: [f"{base}/{path}" for base in self.bases]}
 
     def require_readable(self, path: Path) -> None:
-        """Look at the first members; FormatError if none of them is an episode."""
+        """Read the first members; FormatError if none of them is an episode."""
         if not GenDgrlReader.recognises(path):
             raise FormatError("it is not an archive of episodes")
 

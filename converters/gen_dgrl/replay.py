@@ -12,22 +12,22 @@ class GenDGRLExperienceReplay(SourceExperienceReplay):
     """A dataset of Gen-DGRL as a buffer of TED steps; one that is not stored yet is downloaded first.
 
     - `dataset_id`: one of `available_datasets`, like `bigfish-1M_E`: a game and a category.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `gen_dgrl` below the storage root by default.
-    - `kwargs`: `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform` and the like of `ReplayBuffer`;
-      the default writer refuses to add anything.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `download`: whether to download a dataset that is not stored yet; `"force"` replaces a stored one.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `gen_dgrl` below the storage root.
+    - `kwargs`: other arguments of `ReplayBuffer`, such as `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`
+      and `transform`; the default writer refuses to add anything.
 
-    The files are pickles. Arrays and plain containers are read from them, and nothing else, in a process of its own
-    without network.
+    The files are pickles. A separate process without network reads arrays and plain containers from them, and nothing
+    else.
 
     Elements have `observation` and `("next", "observation")` (uint8 `[3, 64, 64]`), `action`, `("next", "reward")`,
     `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` (bool `[1]`) and `episode`. There are as many
-    as the archive has: none is cut, and none is made of zeros. The next observation of a last step is the one stored.
+    as steps in the archive: none is cut or filled with zeros. The next observation of a last step is the stored one.
 
-    DatasetNotFoundError (a FileNotFoundError) for an id that Gen-DGRL does not have and for a dataset that is not there
-    and may not be downloaded, CorruptDataError for one that is damaged, and what `rbtool.download` raises. Names and
-    form follow TorchRL; the values are the source's.
+    Raises DatasetNotFoundError (a FileNotFoundError) for an id that Gen-DGRL does not have and for a dataset that is
+    not stored and must not be downloaded, CorruptDataError for a damaged one, and the errors of `rbtool.download`.
+    Names and arguments follow TorchRL; the values are those of the source.
     """
 
     source = "gen_dgrl"

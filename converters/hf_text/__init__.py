@@ -1,4 +1,4 @@
-"""Datasets of text from a Hugging Face hub, and folders that the datasets library saved: every row is an episode."""
+"""Text datasets from a Hugging Face hub, and folders that the datasets library saved: every row is an episode."""
 
 from __future__ import annotations
 

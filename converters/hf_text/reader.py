@@ -1,7 +1,7 @@
-"""Reads and downloads datasets of text, Parquet files or Arrow streams: every row is an episode of one step.
+"""Reads and downloads text datasets in Parquet files or Arrow streams: every row is an episode of one step.
 
-Any repository of a Hugging Face hub with Parquet files is one, and so is what `save_to_disk` of the datasets library
-wrote. The datasets library is never imported.
+It reads any repository of a Hugging Face hub with Parquet files, and any folder that `save_to_disk` of the datasets
+library wrote. The datasets library is never imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..files.readers import RowReader
 
 INFO = "dataset_info.json"
 SPLITS = "dataset_dict.json"
-"""What `save_to_disk` writes next to the folders of several splits."""
+"""The file that `save_to_disk` writes next to the folders of several splits."""
 _SHARD = re.compile(r"(?P<split>.+?)-\d+-of-\d+(-[0-9a-f]+)?")
 _DATA = "data"
 _FIRST = ("train", "valid", "test")
@@ -48,7 +48,7 @@ _FIRST = ("train", "valid", "test")
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split of a dataset: its name and its files, in their order; `config` is the folder of its configuration."""
+    """A split of a dataset: its name, its files in their order, and `config`, the folder of its configuration."""
 
     config: str
     name: str
@@ -56,15 +56,15 @@ class Split:
 
     @property
     def id(self) -> str:
-        """How the split is named behind the repository."""
+        """The name of the split in an id, after the name of the repository."""
         return f"{self.config}:{self.name}" if self.config else self.name
 
 
 def splits_among(paths: Iterable[str]) -> list[Split]:
-    """Group the Parquet files of a repository into splits, by the names that the hub gives them.
+    """Group the Parquet files of a repository into splits, by the naming scheme of the hub.
 
-    `data/train-00000-of-00002-0123abcd.parquet` is of the split `train`, and so is `train.parquet`; another folder than
-    `data` is a configuration. Training data come first, then validation and test data.
+    `data/train-00000-of-00002-0123abcd.parquet` belongs to the split `train`, and so does `train.parquet`; a folder
+    other than `data` is a configuration. Training data come first, then validation and test data.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(paths):
@@ -80,19 +80,19 @@ def splits_among(paths: Iterable[str]) -> list[Split]:
 
 
 def order_of(split: str) -> tuple[int, str]:
-    """The place of a split among the others."""
+    """Return the sort key of a split."""
     return next((at for at, start in enumerate(_FIRST) if split.startswith(start)), len(_FIRST)), split
 
 
 def chosen(splits: Sequence[Split], wanted: str) -> list[Split]:
-    """Choose the splits that `wanted` names: a configuration, a split, both as `CONFIG:SPLIT`, or "" for all."""
+    """Return the splits that `wanted` names: a configuration, a split, `CONFIG:SPLIT`, or "" for all."""
     return [split for split in splits if wanted in ("", split.config, split.id)]
 
 
 def saved_splits(path: Path) -> list[tuple[str, list[Path]]]:
-    """List the splits of a folder that `save_to_disk` wrote, each with its Arrow files; one that is alone has no name.
+    """Return the splits of a folder that `save_to_disk` wrote, each with its Arrow files; a single split has no name.
 
-    None of either for another folder; FormatError for one whose lists name no files of it.
+    Returns [] for any other folder. Raises FormatError if the folder's lists do not name its files.
     """
     if (path / SPLITS).is_file():
         listed = load_json(path / SPLITS)
@@ -111,7 +111,7 @@ _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Return whether values of this type are text; it may be stored by dictionary."""
+    """Return whether values of this type are text, which may be dictionary-encoded."""
     return any(test(kind.value_type if pa.types.is_dictionary(kind) else kind) for test in _TEXT)
 
 
@@ -121,14 +121,14 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 class TextPart(ArrowPart):
-    """One file, which is of `split`."""
+    """A file of a split."""
 
     def __init__(self, split: str, path: Path) -> None:
         super().__init__(path)
         self.split = split
 
     def has_text(self) -> bool:
-        """Return whether a column has text."""
+        """Return whether the file has a column of text."""
         return any(is_text(field.type) for field in self.schema)
 
     def text_of(self, batch: pa.RecordBatch, name: str) -> list[bytes]:
@@ -145,7 +145,7 @@ class TextPart(ArrowPart):
     def _present(self, batch: pa.RecordBatch, name: str) -> Any:
         values = batch.column(name)
         if values.null_count:
-            raise FormatError(f"{self.path} has {values.null_count:,} rows without a value in {name!r} (null)")
+            raise FormatError(f"{self.path} has {values.null_count:,} rows without a value (null) in {name!r}")
         return values
 
 
@@ -155,9 +155,14 @@ _TAKEN = {NEXT, "episode", *SPLIT, *REWARD, *(key[0] for key in FLAGS)}
 
 @dataclass(frozen=True, slots=True)
 class TextColumns:
-    """The columns by their keys: `text` with the bytes of the longest, `numbers` with their element type.
+    """The columns of all files.
 
-    `names` are the columns' own names, `rows` the number of rows of every file.
+    Attributes:
+        text: the bytes of the longest text of each text column, by its key.
+        numbers: the element type of each column of numbers, by its key.
+        names: the column's own name, by its key.
+        rows: the number of rows of each file.
+        dropped: the columns that are left out.
     """
 
     text: Mapping[Key, int]
@@ -168,16 +173,19 @@ class TextColumns:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Names of columns that are called something else here."""
+        """The keys of columns whose names had to be changed, by those names."""
         return {name: key[0] for key, name in self.names.items() if key[0] != name}
 
     def rows_of(self, parts: Sequence[TextPart], split: str) -> list[int]:
-        """The number of rows of the files of one split."""
+        """Return the number of rows of each file of a split."""
         return [rows for part, rows in zip(parts, self.rows, strict=True) if part.split == split]
 
 
 def columns_of(parts: Sequence[TextPart], progress: Callable[[int], None]) -> TextColumns:
-    """Read all text once. FormatError without a column of text or without rows, for a missing value and long text."""
+    """Read all files once, to find the longest text of each column.
+
+    Raises FormatError if there is no column of text or no row, and for missing values and text that is too long.
+    """
     schema = parts[0].schema
     text = [field.name for field in schema if is_text(field.type)]
     numbers = [field.name for field in schema if is_number(field.type)]
@@ -213,13 +221,13 @@ def columns_of(parts: Sequence[TextPart], progress: Callable[[int], None]) -> Te
 def _require_room(part: TextPart, name: str, longest: int) -> None:
     if longest > LONGEST_ROW:
         raise FormatError(
-            f"{part.path} has a text of {longest:,} bytes in {name!r}; at most {LONGEST_ROW:,} are read, for every row "
-            "takes the space of the longest"
+            f"{part.path} has a text of {longest:,} bytes in {name!r}; the limit is {LONGEST_ROW:,} bytes, because "
+            "every row takes the space of the longest"
         )
 
 
 def _keys(text: Sequence[str], numbers: Sequence[str]) -> dict[str, Key]:
-    """Give every column its key: its name, with a `_` behind one that is taken."""
+    """Return the key of every column: its name, with `_` appended until the key is free."""
     taken: set[Key] = {(name,) for name in _TAKEN}
     keys: dict[str, Key] = {}
     for name in (*text, *numbers):
@@ -233,18 +241,18 @@ def _keys(text: Sequence[str], numbers: Sequence[str]) -> dict[str, Key]:
 
 _DOCUMENTS = ("README.md", "dataset_info.json", "dataset_dict.json")
 _TRAJECTORIES = frozenset({"obs", "acts", "terminal"})
-"""The columns of folders that the imitation library saves with the same functions: these have steps, and no text."""
+"""The columns of folders that the imitation library saves with the same functions; `ImitationReader` reads them."""
 
 
 class HfTextReader(RowReader):
-    """A folder that `save_to_disk` of the datasets library wrote, or the Parquet files of a repository on a hub.
+    """Reads a folder that `save_to_disk` of the datasets library wrote, or the Parquet files of a hub repository.
 
-    A column of text becomes the fields `NAME`, UTF-8 bytes padded with zeros to the longest, and `NAME_length`; columns
-    of numbers are kept as they are, and others are left out. `split` is the number of the split, int64, where there are
-    several; their names are in the notes and in `splits.json`. Every row is an episode of one step, which is
-    terminated; it has no action, no reward and no next observation.
+    A column of text becomes two fields: `NAME`, UTF-8 bytes padded with zeros to the longest text, and `NAME_length`.
+    Columns of numbers are kept as they are, and other columns are left out. If there are several splits, `split` is the
+    number of the row's split, int64; the notes and `splits.json` have their names. Every row is an episode of one step,
+    which is terminated; it has no action, reward or next observation.
 
-    Options: `id` is the name of a dataset that was downloaded; its files are then Parquet files.
+    Options: `id` is the id of a downloaded dataset, whose files are Parquet files.
 
     Raises FormatError for splits with different columns, missing values and text of more than 64 KiB, CorruptDataError
     for damage.
@@ -252,11 +260,11 @@ class HfTextReader(RowReader):
 
     option_names = frozenset({"id"})
     block_bytes = 16 << 20
-    """Bytes of the rows that are read at a time."""
+    """The size of the rows that are read at a time, in bytes."""
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a folder of `save_to_disk` with a column of text."""
+        """Return whether the path is a folder of `save_to_disk` with a column of text."""
         try:
             parts = [TextPart(name, file) for name, files in saved_splits(path) for file in files[:1]][:1]
             return bool(parts) and parts[0].has_text() and not parts[0].names >= _TRAJECTORIES
@@ -271,16 +279,16 @@ class HfTextReader(RowReader):
         else:
             splits = saved_splits(self.path)
         if not splits:
-            raise FormatError(f"{self.path} has neither Parquet files nor what save_to_disk writes")
+            raise FormatError(f"{self.path} has neither Parquet files nor the files that save_to_disk writes")
         self._splits = [name for name, _ in splits]
         self._parts = [TextPart(name, file) for name, files in splits for file in files]
         for part in self._parts[1:]:
             if not part.schema.equals(self._parts[0].schema):
-                raise FormatError(f"{part.path} has other columns than {self._parts[0].path}")
+                raise FormatError(f"{part.path} and {self._parts[0].path} have different columns")
         self._columns: TextColumns | None = None
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Read the text once: how long the longest is."""
+        """Read all text once, for the length of the longest."""
         columns = self._known(progress)
         rows = sum(columns.rows)
         notes = ["every row is an episode of one step: text, without action, reward and next observation"]
@@ -315,7 +323,7 @@ class HfTextReader(RowReader):
         return found + ([Field(SPLIT, "int64", (), "info")] if len(self._splits) > 1 else [])
 
     def row_blocks(self) -> Iterator[Mapping[Key, Array]]:
-        """Yield the rows of all files, some at a time."""
+        """Yield the rows of all files in blocks."""
         columns = self._known()
         count = max(1, self.block_bytes // max(1, sum(field.row_bytes for field in self._fields())))
         for part, rows in zip(self._parts, columns.rows, strict=True):
@@ -342,7 +350,7 @@ class HfTextReader(RowReader):
         return found
 
     def files(self) -> list[Path]:
-        """The files with rows."""
+        """Return the files with rows."""
         return [part.path for part in self._parts]
 
 
@@ -352,17 +360,18 @@ _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<part>.+))?", re.ASCI
 
 
 class HfTextSource(HubRepositorySource):
-    """Any dataset repository with Parquet files.
+    """Downloads any dataset repository with Parquet files.
 
-    An id is `OWNER/NAME`, for all splits, or `OWNER/NAME:SPLIT`; where a repository has several configurations,
-    `OWNER/NAME:CONFIG` or `OWNER/NAME:CONFIG:SPLIT`. It is taken as it is. The repositories of `CarperAI` are listed.
+    An id is `OWNER/NAME` for all splits, or `OWNER/NAME:SPLIT`; of a repository with several configurations,
+    `OWNER/NAME:CONFIG` or `OWNER/NAME:CONFIG:SPLIT`. Ids are not looked up in a catalogue; only the repositories of
+    `CarperAI` are listed.
     """
 
     name = "hf-text"
     owner = "CarperAI"
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
+        """Find the files of a dataset, with one request for the commit and one for every 1,000 files or so."""
         named = _NAME.fullmatch(safe_id(dataset_id))
         if named is None:
             raise UsageError(f"{dataset_id!r} is not a repository", hint="write it like OWNER/NAME or OWNER/NAME:SPLIT")
@@ -377,10 +386,10 @@ class HfTextSource(HubRepositorySource):
 
 
 def _wanted(splits: Sequence[Split], part: str, where: str) -> list[Split]:
-    """Choose the splits of one configuration."""
+    """Return the splits that `part` names, which have to belong to one configuration."""
     if not splits:
         raise DatasetNotFoundError(
-            f"{where} has no Parquet files, and these are what is read", hint="--revision takes a branch or a commit"
+            f"{where} has no Parquet files, and only those can be read", hint="--revision takes a branch or a commit"
         )
     found = chosen(splits, part)
     if not found:
@@ -389,7 +398,7 @@ def _wanted(splits: Sequence[Split], part: str, where: str) -> list[Split]:
     configs = list(dict.fromkeys(split.config for split in found))
     if len(configs) > 1:
         raise UsageError(
-            f"{where} has {len(configs)} configurations, and one at a time is read",
-            hint=f"write one of these behind the id, after a colon: {', '.join(filter(None, configs))}",
+            f"{where} has {len(configs)} configurations, expected the name of one of them",
+            hint=f"add one of these to the id, after a colon: {', '.join(filter(None, configs))}",
         )
     return found

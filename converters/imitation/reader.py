@@ -1,8 +1,8 @@
-"""Reads demonstrations of the imitation library (HumanCompatibleAI). Never imports imitation.
+"""Reads demonstrations of the imitation library (HumanCompatibleAI), which is never imported.
 
-There are two forms. An npz file has all trajectories in long arrays, and `indices` state where the actions are cut;
-observations of a trajectory have one row more than its actions. A folder is a Hugging Face dataset of Arrow or Parquet
-files with a trajectory in each row.
+There are two forms. An npz file concatenates the arrays of all trajectories, and `indices` has the rows at which the
+actions are split; a trajectory has one observation more than actions. A folder is a Hugging Face dataset of Arrow or
+Parquet files with a trajectory in each row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from ..files.readers import (
 
 OBS, ACTS, REWS, TERMINAL, INFOS = "obs", "acts", "rews", "terminal", "infos"
 TIME_LIMIT = "TimeLimit.truncated"
-"""What gym puts in the infos of a step that reaches the time limit."""
+"""The info that gym sets in a step that reaches the time limit."""
 PLACES: dict[str, tuple[Key, Role, Timing]] = {
     OBS: (("observation",), "observation", "state"),
     ACTS: (ACTION, "action", "step"),
@@ -49,9 +49,15 @@ PLACES: dict[str, tuple[Key, Role, Timing]] = {
 
 
 class Trajectories(Closing):
-    """The trajectories of a file or a folder: `lengths` in steps, `terminal` and `limits` of each.
+    """The trajectories of a file or a folder.
 
-    `limits` states whether infos mark its last step as the time limit, None where they are not known.
+    Attributes:
+        path: the file or folder.
+        columns: the columns of the trajectories.
+        lengths: the number of steps of each trajectory.
+        terminal: the flag `terminal` of each trajectory.
+        limits: for each trajectory, whether the infos of its last step mark the time limit; None if not known.
+        dropped: the arrays and columns that are left out.
     """
 
     path: Path
@@ -66,11 +72,11 @@ class Trajectories(Closing):
         """The files that are read."""
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError if what was read has another checksum than is stated of it, where there is one."""
+        """Raise CorruptDataError if the checksum of a part that was read differs; files without checksums pass."""
 
 
 def field_of(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> tuple[Field, Timing]:
-    """Return the field of a column; FormatError for elements that are not numbers, or more than one reward a step."""
+    """Return the field of a column; FormatError for elements that are not numbers, and rewards that are vectors."""
     key, role, timing = PLACES[name]
     try:
         element = dtype_name(dtype)
@@ -82,7 +88,7 @@ def field_of(path: Path, name: str, dtype: np.dtype[Any], shape: Sequence[int]) 
 
 
 def numbers_of(name: str, values: Sequence[Any]) -> Array | str:
-    """Return one value a row as an array, or why it cannot be one."""
+    """Return values as an array with a row for each, or a sentence that says why this is not possible."""
     try:
         array = np.array(values)
     except ValueError:
@@ -96,18 +102,18 @@ INDICES = "indices"
 _NPZ_REQUIRED = (OBS, ACTS, INDICES, TERMINAL)
 _MOST_BOUNDS = 256 << 20
 _MOST_INFOS = 256 << 20
-"""Bytes of a pickle of infos."""
+"""The largest pickle of infos that is read, in bytes."""
 _INFOS_AT_ONCE = 4096
 
 
 def looks_like_npz(path: Path) -> bool:
-    """Return whether a file is an npz with imitation's arrays, or begins as one that was cut; never raises."""
+    """Return whether a file is an npz with imitation's arrays, or begins like one that was cut; never raises."""
     names = set(array_names(path))
     return names >= set(_NPZ_REQUIRED) if names else first_name_of_cut(path) == OBS
 
 
 class NpzTrajectories(Trajectories):
-    """An open npz file; `trusted` allows its infos to be read, which are a pickle."""
+    """An open npz file; `trusted` allows reading its infos, which are a pickle."""
 
     def __init__(self, path: Path, piece_bytes: int, *, trusted: bool) -> None:
         self.path = path
@@ -131,7 +137,7 @@ class NpzTrajectories(Trajectories):
             raise
 
     def _cut(self) -> None:
-        """Read where trajectories start and end."""
+        """Read and check where trajectories start and end."""
         for name in _NPZ_REQUIRED:
             if len(self._file.form(name)[1]) < 1:
                 raise FormatError(f"{self.path}: {name!r} is a single value")
@@ -140,11 +146,11 @@ class NpzTrajectories(Trajectories):
         if terminal.ndim != 1 or ((terminal != 0) & (terminal != 1)).any():
             raise FormatError(f"{self.path}: terminal has values other than 0 and 1")
         if not indices.size and indices.ndim == 1:
-            indices = indices.astype(np.int64)  # of one trajectory, which numpy makes float64
+            indices = indices.astype(np.int64)  # NumPy stores the empty indices of a single trajectory as float64
         if indices.ndim != 1 or indices.dtype.kind not in "iu" or len(indices) != count - 1:
             raise FormatError(
-                f"{self.path}: {count:,} values of terminal need {count - 1:,} whole numbers as indices, it has "
-                f"{indices.dtype} {list(indices.shape)}"
+                f"{self.path}: indices are {indices.dtype} {list(indices.shape)}, expected {count - 1:,} whole numbers "
+                f"for {count:,} values of terminal"
             )
         bounds = [0, *indices.tolist(), steps]
         lengths = np.diff(bounds)
@@ -152,11 +158,11 @@ class NpzTrajectories(Trajectories):
             raise FormatError(f"{self.path}: indices do not ascend from 0 to the {steps:,} rows of acts")
         if rows != steps + count:
             raise FormatError(
-                f"{self.path}: {count:,} trajectories of {steps:,} actions in all have {steps + count:,} observations, "
-                f"obs has {rows:,} rows"
+                f"{self.path}: obs has {rows:,} rows, expected {steps + count:,} for {steps:,} actions in {count:,} "
+                "trajectories"
             )
         if REWS in self._file.names and self._file.form(REWS)[1][:1] != (steps,):
-            raise FormatError(f"{self.path}: rews have shape {list(self._file.form(REWS)[1])}, and acts {steps:,} rows")
+            raise FormatError(f"{self.path}: rews have shape {list(self._file.form(REWS)[1])}, but acts {steps:,} rows")
         self.lengths, self.terminal = lengths.tolist(), (terminal != 0).tolist()
         self._starts = np.array(bounds[:-1], np.int64)
 
@@ -221,10 +227,10 @@ def _kept(array: Array, starts: Array, number: int, start: int, stop: int) -> Ar
 
 
 def _by_name(reader: PickleReader, found: PickledList) -> tuple[dict[str, list[Any]], dict[int, bool]]:
-    """Return the values of each name in the dictionaries of a list, and the time limits that are stated, by step.
+    """Return the values of each name in a list of infos, and the flags for time limits by step.
 
-    Old versions of gym state a time limit only in the step that reaches it: it is False in steps without the name. No
-    limits are known where one has another value than a flag.
+    Old versions of gym set the flag only in the step that reaches the time limit, so it is False in steps without it.
+    If any value is not a flag, no time limits are returned.
     """
     values: dict[str, list[Any]] = {}
     limits: dict[int, bool] = {}
@@ -243,7 +249,7 @@ def _by_name(reader: PickleReader, found: PickledList) -> tuple[dict[str, list[A
 
 
 def _flag(reader: PickleReader, value: Value) -> bool | None:
-    """Return a flag, also one of NumPy; None for anything else."""
+    """Return a flag, which may be a bool or an array of one; None for anything else."""
     found = np.asarray(_plain(reader, value))
     return bool(found.reshape(())) if found.dtype == bool and found.size == 1 else None
 
@@ -265,13 +271,13 @@ _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def looks_like_folder(path: Path) -> bool:
-    """Return whether a folder, or a file in it, has imitation's columns; raises OSError and what pyarrow raises."""
+    """Return whether a file or a folder has imitation's columns; raises OSError and the errors of pyarrow."""
     files = arrow_files(path)
     return bool(files) and ArrowPart(files[0]).names >= set(_REQUIRED)
 
 
 def arrow_files(path: Path) -> list[Path]:
-    """List the Arrow or Parquet files of a dataset, in its order; none for anything else."""
+    """Return the Arrow or Parquet files of a dataset, in its order; [] for anything else."""
     if path.is_file():
         return [path] if path.suffix in (".parquet", ".arrow") else []
     if not path.is_dir():
@@ -282,7 +288,7 @@ def arrow_files(path: Path) -> list[Path]:
 
 
 class FolderTrajectories(Trajectories):
-    """The files of a dataset, open. A trajectory is in memory whole, and no other."""
+    """The open files of a dataset; one whole trajectory is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -298,7 +304,7 @@ class FolderTrajectories(Trajectories):
         known = {*_REQUIRED, REWS, INFOS}
         dropped = [Dropped(name, "imitation's datasets have no such column") for name in names - known]
         self.dropped = (
-            [*dropped, Dropped(INFOS, "it is text of jsonpickle, a value a step")] if INFOS in names else dropped
+            [*dropped, Dropped(INFOS, "it is text of jsonpickle, one for each step")] if INFOS in names else dropped
         )
         self._stops: list[int] = []
         self._forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
@@ -322,11 +328,11 @@ class FolderTrajectories(Trajectories):
             for name, array in arrays.items():
                 form = array.dtype, array.shape[1:]
                 if len(array) and self._forms.setdefault(name, form) != form:
-                    raise FormatError(f"{self.path}: {name} of trajectory {number} have another form than those before")
+                    raise FormatError(f"{self.path}: {name} of trajectory {number} have another form than before")
             steps = len(arrays[ACTS])
             if len(arrays[OBS]) != steps + 1 or (REWS in arrays and len(arrays[REWS]) != steps):
                 counts = ", ".join(f"{len(array):,} {name}" for name, array in arrays.items())
-                raise FormatError(f"{self.path}: trajectory {number} has {counts}, expected a row more of {OBS}")
+                raise FormatError(f"{self.path}: trajectory {number} has {counts}, expected one more of {OBS}")
             flag = row.column(TERMINAL)[0].as_py()
             if not isinstance(flag, bool):
                 raise FormatError(f"{self.path}: terminal of trajectory {number} is {flag!r}, expected true or false")
@@ -340,7 +346,7 @@ class FolderTrajectories(Trajectories):
 
     def _all(self, names: list[str]) -> Iterator[Any]:
         for part in self._parts:
-            yield from part.batches(names, 1)  # a trajectory, of any length
+            yield from part.batches(names, 1)  # a row is a whole trajectory, of any length
 
     def _array(self, row: Any, name: str, number: int) -> Array:
         """Return a column of one trajectory `[rows, *shape]`."""
@@ -388,9 +394,9 @@ class FolderTrajectories(Trajectories):
 
 
 def _limit_of(infos: Any) -> _Limit:
-    """Return whether the infos of the last step mark the time limit, as far as they can be read.
+    """Return whether the infos of the last step mark the time limit; `unknown` if they cannot be read.
 
-    Old versions of gym state it only in a step that reaches the limit: it is `absent` in the others.
+    Old versions of gym set the flag only in a step that reaches the limit, so it may be `absent`.
     """
     values = infos.flatten()
     if not len(values):
@@ -408,14 +414,14 @@ def _limit_of(infos: Any) -> _Limit:
 
 
 class ImitationReader(ColumnReader):
-    """An npz file, or a folder that `imitation.data.serialize.save` wrote: Arrow or Parquet files.
+    """Reads an npz file, or a folder that `imitation.data.serialize.save` wrote, of Arrow or Parquet files.
 
-    `obs` becomes `observation`, `acts` `action`, `rews` `next.reward`. Episodes are numbered from 0 in their order.
-    `terminal` states that a trajectory is complete, and is set where a time limit ended it, too. Infos with numbers in
-    every step are `next.info.NAME`.
+    `obs` becomes `observation`, `acts` becomes `action`, and `rews` becomes `next.reward`. Episodes are numbered from 0
+    in their order. `terminal` states that a trajectory is complete, also if a time limit ended it. Infos that are
+    numbers in every step become `next.info.NAME`.
 
-    Options: `ends` states what `terminal` means, `terminated` (as in imitation, the default) or `truncated`.
-    `trust_pickle` allows the infos of npz files to be read.
+    Options: `ends` states what `terminal` means: `terminated` (as in imitation, the default) or `truncated`.
+    `trust_pickle` allows reading the infos of npz files.
 
     Raises FormatError for arrays that contradict each other, CorruptDataError for damage.
     """
@@ -424,7 +430,7 @@ class ImitationReader(ColumnReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it has imitation's arrays or columns."""
+        """Return whether the path has imitation's arrays or columns."""
         try:
             return (path.is_file() and looks_like_npz(path)) or looks_like_folder(path)
         except (
@@ -439,7 +445,7 @@ class ImitationReader(ColumnReader):
             return no_match(error)
 
     def on_open(self) -> None:
-        """Open the files and read where trajectories end."""
+        """Open the files and read the ends of trajectories."""
         self._found: Trajectories
         if self.path.is_file() and looks_like_npz(self.path):
             self._found = NpzTrajectories(
@@ -458,15 +464,12 @@ class ImitationReader(ColumnReader):
     def _meaning_of_terminal(self) -> EndMeaning:
         if self._found.limits is not None:
             refuse_ends(self.path, self.options, f"has infos with {TIME_LIMIT}, which state what ends episodes")
-            return EndMeaning(terminated=True, note=f"time limits are those that infos state ({TIME_LIMIT})")
-        why = (
-            "terminal is set where a trajectory is complete, at terminal states and time limits alike, and imitation "
-            "calls both done"
-        )
+            return EndMeaning(terminated=True, note=f"time limits are taken from the infos ({TIME_LIMIT})")
+        why = "terminal is set at the end of every complete trajectory, at terminal states and time limits alike"
         return meaning_of_ends(self.options, "terminated", why)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening read where trajectories end."""
+        """Return the facts; the ends of trajectories were read when the files were opened."""
         progress(len(self.episodes))
         notes = [self._meaning.note] if self._meaning.note else []
         fragments = self._found.terminal.count(False)
@@ -475,15 +478,15 @@ class ImitationReader(ColumnReader):
                 f"terminal is not set in {fragments:,} of {len(self.episodes):,} trajectories: unfinished episodes"
             )
         if not any(column.field.role == "reward" for column in self.columns):
-            notes.append(f"there are no {REWS}, and no next.reward")
+            notes.append(f"there are no {REWS}, so next.reward is missing")
         return self.facts_of("imitation", self.path.stem, notes, dropped=self._found.dropped)
 
     def files(self) -> list[Path]:
-        """The file, or the files with rows."""
+        """Return the file, or the files with rows."""
         return self._found.files()
 
     def verify_read(self) -> None:
-        """Verify the checksums of the arrays that were read."""
+        """Compare the arrays that were read with their checksums."""
         self._found.verify_read()
 
     def on_close(self) -> None:

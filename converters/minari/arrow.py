@@ -33,7 +33,8 @@ _PADDED = frozenset({"actions", "rewards", "terminations", "truncations"})
 _REQUIRED = _PADDED | {"observations"}
 _BATCH_BYTES = 4 << 20
 _ROWS_OF_FREE_LENGTH = 64
-"""Rows of text or lists at a time: Parquet stores equal rows once, and the size of the file hides their length."""
+"""The number of rows of text or lists that are read at a time; their length cannot be told from the size of the file,
+because Parquet stores equal rows once."""
 
 
 class ArrowStore(EpisodeStore):
@@ -51,7 +52,7 @@ class ArrowStore(EpisodeStore):
         return _ArrowEpisode(self, number)
 
     def parts(self, number: int) -> list[Path]:
-        """The files with an episode's rows, in order."""
+        """Return the files with an episode's rows, in order."""
         found = {}
         for path in (self.folder / str(number)).iterdir():
             match = _PART.fullmatch(path.name)
@@ -64,7 +65,7 @@ class ArrowStore(EpisodeStore):
         return tuple(str(part) for part in path)
 
     def files(self) -> list[Path]:
-        """The files with rows and the metadata of every episode."""
+        """Return the files with the rows and the metadata of every episode."""
         files = []
         for number in self.numbers:
             metadata = self.folder / str(number) / METADATA_FILE
@@ -140,13 +141,13 @@ class _ArrowEpisode(StoredEpisode):
         return at(stream.rows(start, stop), path[1:])
 
     def _chunks(self, name: str) -> Iterator[pa.Array]:
-        """A top-level column, batch by batch."""
+        """Yield a top-level column, batch by batch."""
         for part in self._parts:
             yield from part.chunks(name)
 
 
 class _Stream:
-    """Rows of a column from front to back; batches before the last request are released."""
+    """Reads rows of a column from front to back, and releases batches before the rows that were read last."""
 
     def __init__(self, chunks: Iterator[pa.Array]) -> None:
         self.first = 0
@@ -158,13 +159,13 @@ class _Stream:
         while self._stop < stop:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise ValueError(f"its rows end at {self._stop}, {stop} are announced")
+                raise ValueError(f"it has {self._stop} rows, expected {stop}")
             self._held.append(chunk)
             self._stop += len(chunk)
         while len(self._held) > 1 and self.first + len(self._held[0]) <= start:
             self.first += len(self._held.pop(0))
         wanted, first = [], self.first
-        for chunk in self._held:  # cut before they are joined: a chunk of a mapped file may be larger than memory
+        for chunk in self._held:  # slice before joining: a chunk of a mapped file may be larger than memory
             begin, end = max(start - first, 0), min(stop - first, len(chunk))
             if begin < end:
                 wanted.append(chunk.slice(begin, end - begin))
@@ -210,7 +211,7 @@ class _ParquetPart:
     def _row_bytes(self, name: str) -> int:
         """Estimate the bytes of a row of a column from its type and, for text and images, the size of the row groups.
 
-        The metadata of single column chunks are not used: where they are damaged, pyarrow aborts the process.
+        The metadata of single column chunks are not used, because pyarrow aborts the process if they are damaged.
         """
         metadata = self._file.metadata
         groups = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
@@ -218,7 +219,7 @@ class _ParquetPart:
 
 
 def _flat(document: Mapping[str, Any], above: ColumnPath = ()) -> Iterator[tuple[ColumnPath, Any]]:
-    """Flatten attributes as in HDF5: a path for each nested option."""
+    """Flatten attributes as in HDF5, with a path for each nested option."""
     for name, value in document.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, (*above, name))
@@ -231,7 +232,7 @@ _ABSENT = "it has no value in some rows"
 
 
 def declared_forms(field: pa.Field, prefix: ColumnPath = ()) -> dict[ColumnPath, ColumnForm]:
-    """Forms of the leaves of a top-level column according to its type."""
+    """Return the forms of the leaves of a top-level column according to its type."""
     path = (*prefix, field.name)
     if not pa.types.is_struct(field.type):
         return {path: _form(field)}
@@ -264,7 +265,7 @@ def _form(field: pa.Field) -> ColumnForm:
 
 
 def found_forms(forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Array]) -> dict[ColumnPath, ColumnForm]:
-    """Forms of the leaves according to the rows of one episode: lengths of lists, rows without a value."""
+    """Refine the forms of the leaves by the rows of one episode: lengths of lists, and rows without a value."""
     absent: set[ColumnPath] = set()
     holes: set[ColumnPath] = set()
     shapes: dict[ColumnPath, set[tuple[int, ...] | None]] = {
@@ -280,7 +281,7 @@ def found_forms(forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Arra
             elif path in shapes and len(array):
                 shapes[path].add(_row_shape(array))
     found = dict(forms)
-    for path in absent:  # whole numbers without a value here and there are read as floats, like Minari does
+    for path in absent:  # integers with missing values are read as floats, as Minari does
         whole = forms[path].kind == "array" and "int" in forms[path].dtype and not forms[path].shape
         found[path] = (
             ColumnForm("array", "float64", forms[path].shape, holes=True) if whole else ColumnForm("odd", why=_ABSENT)
@@ -294,7 +295,7 @@ def found_forms(forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Arra
 def forms_with_holes(
     forms: Mapping[ColumnPath, ColumnForm], chunks: Iterable[pa.Array]
 ) -> dict[ColumnPath, ColumnForm]:
-    """Mark the forms of the leaves in which floats are missing; where there are no floats, no row is looked at."""
+    """Mark the forms of the leaves in which floats are missing; rows are read only for leaves of floats."""
     floats = {path for path, form in forms.items() if form.kind == "array" and "float" in form.dtype}
     holes: set[ColumnPath] = set()
     for chunk in chunks if floats else ():
@@ -303,14 +304,14 @@ def forms_with_holes(
 
 
 def _has_holes(array: pa.Array) -> bool:
-    """Return whether floats are missing, also inside rows that are lists."""
+    """Return whether floats are missing, also within rows that are lists."""
     while _is_list(array.type):
         array = array.flatten()
     return bool(pa.types.is_floating(array.type) and array.null_count)
 
 
 def _row_shape(array: pa.Array) -> tuple[int, ...] | None:
-    """Shape of every row of a list column, or None where rows differ."""
+    """Return the shape of the rows of a list column, or None if rows differ."""
     shape = []
     while _is_list(array.type):
         lengths = pc.unique(pc.list_value_length(array)).to_pylist()
@@ -326,17 +327,17 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def at(array: pa.Array, path: ColumnPath) -> pa.Array:
-    """Follow names down through structs; a row that has no struct has no value in it either."""
+    """Return the leaf at a path of names in nested structs; a row without the struct has no value in the leaf."""
     for name in path:
         place = array.type.get_field_index(name)
-        if place < 0:  # pyarrow's answer for a duplicate name; Python would take the last column
-            raise FormatError(f"the column {name!r} is there twice")
+        if place < 0:  # what pyarrow returns for a duplicate name
+            raise FormatError(f"the column {name!r} exists twice")
         array = array.flatten()[place]
     return array
 
 
 def as_array(array: pa.Array, form: ColumnForm, what: str) -> Array:
-    """Turn rows of numbers into an array `[n, *shape]`; a float without a value is NaN."""
+    """Convert rows of numbers to an array `[n, *shape]`; missing floats become NaN."""
     rows = len(array)
     if not math.prod(form.shape):
         return np.empty((rows, *form.shape), form.dtype)
@@ -350,7 +351,7 @@ def as_array(array: pa.Array, form: ColumnForm, what: str) -> Array:
 
 
 def as_strings(array: pa.Array, what: str) -> list[bytes]:
-    """Turn rows of text or of byte strings into bytes."""
+    """Convert rows of text or of byte strings to bytes."""
     array.validate(full=True)  # offsets that point outside the file would crash the process
     _require_values(array, what)
     rows: list[bytes] = array.cast(pa.large_binary()).to_pylist()
@@ -370,7 +371,7 @@ def of_free_length(kind: pa.DataType) -> bool:
 
 
 def row_width(kind: pa.DataType) -> int:
-    """Bytes of one row of this type; 64 where the type has no fixed width."""
+    """Return the bytes of one row of this type; 64 if the type has no fixed width."""
     if pa.types.is_struct(kind):
         return sum(row_width(child.type) for child in kind)
     if pa.types.is_fixed_size_list(kind):

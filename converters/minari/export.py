@@ -1,16 +1,16 @@
 """Exports to a Minari dataset, written by Minari itself: `minari.MinariDataset(DEST + "/data")` opens it.
 
 Data converted from Minari are exported value for value: observations, actions, rewards, flags (also a last step
-without any), infos, seeds, options and attributes of episodes, spaces and metadata. Of other data observations,
-actions, rewards and flags become Minari's own; leaves with a value before and after every step become infos. Images
-are stored as arrays, never as JPEG.
+without any), infos, seeds, options and attributes of episodes, spaces and metadata. From other data, observations,
+actions, rewards and flags become Minari's own, and fields with a value before and after every step become infos.
+Images are stored as arrays, never as JPEG.
 
-Two things differ from a Minari source. Missing infos become empty ones, `{}`. Nested infos are dicts of arrays where
-Arrow has arrays of dicts; the notes list them. Texts of episodes that come from elsewhere have dotted names: the parts
-become groups.
+Two things differ from a Minari source. Missing infos become empty ones, `{}`. Nested infos become dicts of arrays if
+the source was an Arrow dataset, which has arrays of dicts; the notes list them. Episode texts from other sources have
+dotted names, whose parts become groups.
 
-A leaf is written at the path of its key, part by part. Where a dataset does not say which of two leaves a dotted name
-means, or a part has a slash, which HDF5 takes for a group, the export is refused.
+A field is written at the path of its key, part by part. The export is refused if a dotted name in the dataset's
+metadata may mean either of two fields, or if a part has a slash, which means a group in HDF5.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DERIVED = frozenset(
     {"total_episodes", "total_steps", "dataset_size", "data_format", "jpeg_encoding", "observation_space",
      "action_space", "dataset_id"}
 )  # fmt: skip
-_GROUP = "is a dict of arrays there, the form of HDF5, where the source gave an array of dicts"
+_GROUP = "is a dict of arrays in the export, the form of HDF5, but an array of dicts in the source"
 _ID = re.compile(r"(?:[-\w]+/)*[-\w.]+-v\d+")
 
 
@@ -65,7 +65,7 @@ class MinariExporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has the files of an export and no others."""
+        """Return whether the folder has exactly the files of an export."""
         try:
             files = {file.relative_to(path).as_posix() for file in path.rglob("*") if not file.is_dir()}
         except OSError:
@@ -73,7 +73,7 @@ class MinariExporter(Sink):
         return files == {f"data/{METADATA_FILE}", f"data/{HDF5_FILE}"}
 
     def prepare(self) -> None:
-        """Find the spaces, and the column of each leaf."""
+        """Choose the spaces, and the path of each field."""
         self.refuse({"bfloat16"}, "Minari")
         self._require_continuity_known()
         manifest = self.chosen.reader.manifest
@@ -86,17 +86,17 @@ class MinariExporter(Sink):
             self.notes += [f"infos/{name} {_GROUP}" for name in self._columns.info_groups]
         numbers = self.chosen.table.episode.tolist()
         if numbers != list(range(len(numbers))):
-            self.notes.append("episodes are renumbered from 0: Minari has no other numbers")
+            self.notes.append("episodes are renumbered from 0, as Minari requires")
 
     def _require_continuity_known(self) -> None:
         if not len(self.chosen.rows):
-            raise SchemaError("no episode to write, and Minari does not open a dataset without episodes")
+            raise SchemaError("there is no episode to write, and Minari does not open a dataset without episodes")
         fields = {field.key for field in self.chosen.fields}
         if not any(key[0] == "observation" for key in fields) or not any(key[0] == "action" for key in fields):
-            raise SchemaError("a Minari dataset has observations and actions, one of them is missing here")
+            raise SchemaError("a Minari dataset needs observations and actions, but one of them is missing")
 
     def _read_original(self) -> Mapping[str, Any]:
-        """The metadata of Minari, if that is where the data come from."""
+        """Return the metadata of Minari if the data were converted from Minari, else {}."""
         data = self.chosen.reader.documents().get(METADATA_FILE)
         found = parse_json(data, f"{METADATA_FILE} of the source") if data is not None else {}
         return found if isinstance(found, dict) else {}
@@ -109,7 +109,7 @@ class MinariExporter(Sink):
         if known is not None:
             with contextlib.suppress(FormatError):  # a manifest may have a space that Minari does not support
                 return space_of_json(known, role)
-        self.notes.append(f"the {role} space is not known: one that holds every value of the type is written")
+        self.notes.append(f"the {role} space is not known: a space of all values of the type is written")
         return space_of_fields([field for field in self.chosen.fields if field.key[0] == role], role)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
@@ -135,9 +135,8 @@ class MinariExporter(Sink):
         attributes = [(number, found) for number, found in self._columns.attributes() if found]
         fs.remove(folder / HDF5_FILE)
         with LatchedFile(folder / HDF5_FILE) as file:
-            # A write that fails inside libhdf5 aborts the process when the file is closed. So Minari opens, instead
-            # of a path, a file object that keeps the first error; `check` raises it. Minari has no public way to
-            # pass a file object.
+            # A write that fails inside libhdf5 aborts the process when the file is closed. So Minari gets a file object
+            # in place of a path, which keeps the first error for `check` to raise. Minari has no public way to pass it.
             storage._file_path = file
             storage.update_episodes(self._buffers(file, progress))
             if attributes:
@@ -197,7 +196,7 @@ def _minari_writing(target: Path) -> Iterator[None]:
 
 
 _MADE_ROWS = re.compile(r"(.+) (has no value at reset|is missing) in (\d+) of (\d+) episodes: .*", re.DOTALL)
-"""Matches a note of the conversion on rows of infos that it filled in."""
+"""Matches a note of the conversion about rows of infos that it filled in."""
 
 _FAMILY = {REWARD, *FLAGS}
 _OF_EPISODES = ("options", "attributes")
@@ -206,7 +205,7 @@ _OF_EPISODES = ("options", "attributes")
 class EpisodeColumns:
     """Converts episodes of TED to the arguments of Minari's `EpisodeBuffer`.
 
-    `dropped` maps keys that Minari has no place for to the reason; `notes` lists what differs from the source.
+    `dropped` has the reason for each key that Minari has no place for; `notes` lists differences from the source.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class EpisodeColumns:
         self._spaces = spaces
         self._renamed = renamed
         self._columns = {column.field.key: column for column in columns_of(chosen.fields)}
-        # Only texts have names with slashes: `_text_path`
+        # Names with slashes are those of texts, see `_text_path`.
         self._original = {after: before for before, after in renamed.items() if "/" not in before}
         self._states = {key for key in state_keys(chosen.fields) if key in self._columns}
         self.dropped: dict[str, str] = {}
@@ -238,7 +237,7 @@ class EpisodeColumns:
         _require_places("options", [(path[1:], name) for name, path in self._of_texts("options")])
 
     def _after_steps(self, conversion_notes: Sequence[str]) -> Iterator[str]:
-        """Yield the names of the columns that no episode of the source had a value of at reset."""
+        """Yield the names of the columns that had no value at reset in any episode of the source."""
         for match in filter(None, map(_MADE_ROWS.fullmatch, conversion_notes)):
             name, what, some, every = match.groups()
             if what != "is missing" and some == every:
@@ -247,7 +246,7 @@ class EpisodeColumns:
                 self.notes.append(f"{match[0]}, and are written as such")
 
     def _claim(self, space: Any, role: Key, path: Key) -> None:
-        """Find the key of every leaf of a space; SchemaError if it is missing or has no value after the last step."""
+        """Find the key of every leaf of a space; SchemaError if it is missing, or an observation has no next one."""
         children = _children(space)
         if children is not None:
             for name, child in children:
@@ -259,21 +258,21 @@ class EpisodeColumns:
         if key in self._used:
             raise _two_leaves(key_name(key))
         if role == ("observation",) and key not in self._states:
-            raise SchemaError(f"{key_name(key)} is an observation without one after the step, which Minari needs")
+            raise SchemaError(f"{key_name(key)} has no observation after each step, which Minari needs")
         self._used.add(key)
 
     def _stored(self, path: Key) -> Key:
-        """The key of a leaf of a space. Renaming appends "_" to a part; a dotted name alone may mean another leaf."""
+        """Return the key of a leaf of a space, which may have been renamed by appending "_" to parts."""
         name = self._renamed.get(key_name(path))
         keys = itertools.product(*((part, part + "_") for part in path)) if name is not None else ()
         return next((key for key in keys if key_name(key) == name and key in self._columns), path)
 
     def _require(self, key: Key) -> None:
         if key not in self._columns:
-            raise SchemaError(f"there is no {key_name(key)}, which a Minari dataset has to have")
+            raise SchemaError(f"there is no {key_name(key)}, which a Minari dataset needs")
 
     def _find_infos(self) -> Iterator[tuple[Key, Key]]:
-        """Yield the path in the infos, and the key, of every leaf that becomes an info."""
+        """Yield the path in the infos and the key of every field that becomes an info."""
         for key in self._columns:
             after = (NEXT, *key)
             if key in self._used or (key[0] == NEXT and key[1:] in self._states):
@@ -283,7 +282,7 @@ class EpisodeColumns:
             elif key in self._states:
                 yield self._info_path(key), key
             else:
-                why = "it is known before the step alone" if after not in self._columns else "before and after differ"
+                why = "it is known only before the step" if after not in self._columns else "before and after differ"
                 self.dropped[key_name(key)] = f"Minari has no place for it: {why}"
 
     def _info_path(self, key: Key) -> Key:
@@ -293,14 +292,14 @@ class EpisodeColumns:
         plain = itertools.product(*((part, part.removesuffix("_")) for part in key))
         path = next((path for path in plain if key_name(path) == before), key)
         if path[0] != "info":
-            self.notes.append(f"{name} is at infos/{'/'.join(path)} there")
+            self.notes.append(f"{name} is written to infos/{'/'.join(path)}")
             return path
         return path[1:]
 
     def _text_path(self, name: str) -> Key:
-        """The path of a text of episodes in the file, from `infos`, `options` or `attributes` on.
+        """Return the path of an episode text in the file, which begins with `infos`, `options` or `attributes`.
 
-        It is the path in the source, if the dataset states it; else the parts of the dotted name.
+        It is the path in the source if the dataset states it, else the parts of the dotted name.
         """
         for before, after in self._renamed.items():
             path = tuple(before.split("/"))
@@ -321,7 +320,7 @@ class EpisodeColumns:
         return sorted({path[0] for path, _ in self._infos if len(path) > 1})
 
     def episode(self, position: int) -> dict[str, Any]:
-        """Return the columns of an episode; SchemaError where a state after a step is not the state before the next."""
+        """Return the columns of an episode; SchemaError if a state after a step differs from that before the next."""
         start, stop = self._chosen.episode(position)
         table = self._chosen.table
         terminated, truncated = (self._flag(key, start, stop) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
@@ -368,8 +367,8 @@ class EpisodeColumns:
         before, after = self._read(key, start, stop), self._read((NEXT, *key), start, stop)
         if _bits(before[1:]) != _bits(after[:-1]):
             raise SchemaError(
-                f"{key_name(key)} after a step is not what the next step of that episode begins with, and Minari keeps "
-                "it once",
+                f"{key_name(key)} after a step differs from that before the next step of the episode, and Minari "
+                "stores only one of them",
                 hint="export to h5, npz or parquet, which keep both",
             )
         return [*before, after[-1]] if isinstance(before, list) else np.concatenate((before, after[-1:]))
@@ -390,14 +389,14 @@ class EpisodeColumns:
         return _nested(flat)
 
     def _texts(self, position: int, top: str) -> dict[str, Any]:
-        """The texts of an episode below one name: `options`, nested, or `attributes`."""
+        """Return the texts of an episode at `options`, nested, or at `attributes`."""
         texts = self._chosen.text[position] if self._chosen.text else {}
         found = {path[1:]: json.loads(texts[name]) for name, path in self._of_texts(top) if name in texts}
         return _nested(found) if top == "options" else {"/".join(path): value for path, value in found.items()}
 
 
 def _children(space: Any) -> list[tuple[str, Any]] | None:
-    """The parts of a Dict or Tuple space by the names of their keys, None for other spaces."""
+    """Return the parts of a Dict or Tuple space with the names of their keys; None for other spaces."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -415,18 +414,18 @@ def _is_tuple(space: Any) -> bool:
 
 def _two_leaves(name: str) -> SchemaError:
     return SchemaError(
-        f"two leaves are called {name}, and what the dataset states of that name may be about either of them",
+        f"two fields are called {name}, and it is not known which of them the dataset's metadata are about",
         hint="export to h5, which keeps them apart",
     )
 
 
 def _require_places(top: str, paths: Iterable[tuple[Key, str]]) -> None:
-    """Raise SchemaError for a path that HDF5 cannot have, and for two that are equal or one inside the other."""
+    """Raise SchemaError for a path that HDF5 cannot have, and for two paths that are equal or nested."""
     taken: dict[Key, str] = {}
     for path, name in paths:
         for part in path:
             if "/" in part or "\0" in part or part in ("", "."):
-                raise SchemaError(f"{name!r} has the part {part!r}, which no name in a Minari dataset can have")
+                raise SchemaError(f"{name!r} has the part {part!r}, which names in a Minari dataset cannot have")
         taken_by = next((other for place, other in taken.items() if path[: len(place)] == place[: len(path)]), None)
         if taken_by is not None:
             raise SchemaError(f"{taken_by} and {name} would both be at {'/'.join((top, *path))} in a Minari dataset")
@@ -434,12 +433,12 @@ def _require_places(top: str, paths: Iterable[tuple[Key, str]]) -> None:
 
 
 def _bits(rows: Any) -> Any:
-    """Rows as bytes, to compare them so that NaN equals NaN."""
+    """Return rows as bytes, which compare NaN as equal to NaN."""
     return rows if isinstance(rows, list) else np.ascontiguousarray(rows).tobytes()
 
 
 def _nested(flat: Mapping[Key, Any]) -> dict[str, Any]:
-    """Nest by path; a group with the names 0, 1, … becomes a tuple."""
+    """Nest values by their paths; a group with the names 0, 1, … becomes a tuple."""
     nest: dict[str, Any] = {}
     for path, value in flat.items():
         inner = nest

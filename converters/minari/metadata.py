@@ -1,4 +1,4 @@
-"""Metadata of Minari datasets (files, id, totals, spaces, what TorchRL derives from them) and of namespaces.
+"""Metadata of Minari datasets (files, id, totals, spaces, and TorchRL's document made of them) and of namespaces.
 
 Gymnasium spaces are JSON in a string inside JSON, with `Infinity` literals:
 `{"type": "Box", "dtype", "shape", "low", "high"}`, `Discrete`, `MultiDiscrete`, `MultiBinary`, `Text`, and the
@@ -31,12 +31,12 @@ _ENTRIES = {
     "Box": ("dtype", "shape", "low", "high"), "Discrete": ("n",), "MultiDiscrete": ("nvec",), "MultiBinary": ("n",),
     "Dict": ("subspaces",), "Tuple": ("subspaces",),
 }  # fmt: skip
-_SMALLEST_IMAGE = 32  # Minari treats nothing smaller as an image
+_SMALLEST_IMAGE = 32  # the smallest side of what Minari treats as an image
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceLeaf:
-    """One leaf of a space: what it holds and the shape of one row. `dtype` is what the space states, not the file."""
+    """One leaf of a space: its kind and the form of a row. The file may have another element type than the space."""
 
     path: SpacePath
     kind: Literal["array", "image", "text"]
@@ -45,7 +45,7 @@ class SpaceLeaf:
 
 
 def parse_space(document: Any, name: str) -> Space:
-    """Read a space document, as a string of JSON or read already; raise FormatError for an invalid one."""
+    """Read a space from JSON, as text or parsed; raise FormatError for an invalid one."""
     where = f"{name} in metadata.json"
     space = parse_json(document, where) if isinstance(document, str) else document
     require_space(space, where)
@@ -57,7 +57,7 @@ def parse_space(document: Any, name: str) -> Space:
 
 
 def space_leaves(space: Mapping[str, Any] | None, path: SpacePath = ()) -> Iterator[SpaceLeaf]:
-    """Yield the leaves of a space in its own order."""
+    """Yield the leaves of a space, in its order."""
     if space is None:
         raise FormatError("has a subspace that is null")
     kind = str(space.get("type"))
@@ -111,7 +111,7 @@ _LEAVES = {"Box": _box, "Discrete": _discrete, "MultiBinary": _multi_binary, "Mu
 
 
 def strict_space(space: Mapping[str, Any]) -> Space:
-    """Return the space as strict JSON; uniform bounds become one number."""
+    """Return the space as strict JSON, with uniform bounds as a single number."""
     strict = dict(space)
     for bound in ("low", "high"):
         if bound in space:
@@ -125,7 +125,7 @@ def strict_space(space: Mapping[str, Any]) -> Space:
 
 
 def _one_if_uniform(bound: Any) -> Any:
-    """Collapse nested lists of one number, of which the bounds of an image have 100,000."""
+    """Collapse nested lists that repeat one number, as the bounds of an image do 100,000 times."""
     values = np.asarray(bound)
     if not values.size or not (values == values.flat[0]).all():
         return bound
@@ -144,7 +144,7 @@ _TYPICAL = frozenset({"total_episodes", "total_steps", "data_format", "dataset_i
 
 
 def data_folder(path: Path) -> Path:
-    """Folder with the files: `path/data`, or `path` itself where that holds the files."""
+    """Return the folder with the files: `path/data`, or `path` itself if only that has them."""
     inner = path / "data"
     return inner if _holds_data(inner) or not _holds_data(path) else path
 
@@ -154,7 +154,7 @@ def _holds_data(folder: Path) -> bool:
 
 
 def looks_like_minari(path: Path) -> bool:
-    """Return whether this folder has Minari's files, sound or not; raises OSError only where the disk fails."""
+    """Return whether this folder has Minari's files, sound or not; raises OSError only if the disk fails."""
     try:
         folder = data_folder(path)
         if (folder / HDF5_FILE).is_file():
@@ -167,9 +167,9 @@ def looks_like_minari(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MinariMetadata:
-    """`metadata.json`, checked as far as possible without the data.
+    """The contents of `metadata.json`, checked as far as possible without the data.
 
-    Totals and spaces are None where an old file does not have them.
+    Totals and spaces are None if an old file does not have them.
     """
 
     folder: Path
@@ -200,12 +200,12 @@ class MinariMetadata:
         )
 
     def spaces(self) -> dict[str, Space]:
-        """The spaces there are, under the names the manifest gives them."""
+        """Return the known spaces, by their names in a manifest."""
         spaces = {"observation": self.observation_space, "action": self.action_space}
         return {name: space for name, space in spaces.items() if space is not None}
 
     def documents(self) -> dict[str, bytes]:
-        """The metadata files as they are: the dataset's own and, if there is one, its namespace's."""
+        """Return the bytes of the metadata files: the dataset's own and, if it exists, that of its namespace."""
         documents = {METADATA_FILE: self.raw}
         namespace = self.folder.parent.parent / NAMESPACE_FILE
         if self.folder.name == "data" and namespace.is_file():
@@ -236,7 +236,7 @@ def _text(document: Mapping[str, Any], name: str, default: str) -> str:
 def _count(document: Mapping[str, Any], name: str) -> int | None:
     value = document.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise FormatError(f"{name} in metadata.json is {value!r}, expected a number of them")
+        raise FormatError(f"{name} in metadata.json is {value!r}, expected a whole number that is not negative")
     return value
 
 
@@ -245,7 +245,7 @@ def _space(document: Mapping[str, Any], name: str) -> Space | None:
 
 
 def _format(folder: Path, document: Mapping[str, Any]) -> str:
-    """The storage format in the metadata, compared with the files; very old metadata have none."""
+    """Return the storage format in the metadata, compared with the files; very old metadata do not state it."""
     named, found = document.get("data_format"), _formats_found(folder)
     if named is not None and named not in FORMATS:
         raise FormatError(
@@ -256,14 +256,14 @@ def _format(folder: Path, document: Mapping[str, Any]) -> str:
         return found[0] if found else "hdf5"
     if found and named not in found:
         raise FormatError(
-            f"data_format in metadata.json is {named!r}, the files in {folder} are {' and '.join(found)}",
+            f"data_format in metadata.json is {named!r}, but the files in {folder} are {' and '.join(found)}",
             hint="copy or fetch the dataset again, whole",
         )
     return str(named)
 
 
 def _formats_found(folder: Path) -> list[str]:
-    """The formats of the files in the folder; one episode is looked at."""
+    """Return the formats of the files in the folder; only one episode is examined."""
     found = ["hdf5"] if (folder / HDF5_FILE).is_file() else []
     episode = next((child for child in sorted(folder.glob("[0-9]*")) if any(child.glob("part-*"))), None)
     suffixes = {part.suffix[1:] for part in episode.glob("part-*")} if episode else set()
@@ -271,7 +271,7 @@ def _formats_found(folder: Path) -> list[str]:
 
 
 def ids_in(repository: str, index: bytes | None) -> tuple[list[str], list[str]]:
-    """List the ids in a repository by its index, or by its name if it has none, and the problems of the index."""
+    """Return the ids in a repository, from its index or, if it has none, from its name; and problems of the index."""
     name = repository.partition("/")[2]
     if index is None:
         if _VERSIONED.fullmatch(name):
@@ -324,9 +324,9 @@ _ENV_ID = re.compile(r"(?:(?P<namespace>[\w:-]+)/)?(?P<name>[\w:.-]+?)(?:-v(?P<v
 
 
 def env_metadata(metadata: MinariMetadata) -> dict[str, Any] | None:
-    """Return TorchRL's `env_metadata.json`, or None where its spec types cannot express the spaces.
+    """Return TorchRL's `env_metadata.json`, or None if its types of specs cannot express the spaces.
 
-    The path in it is relative, so that the document is the same on every machine.
+    It contains a relative path, so that the document is the same on every machine.
     """
     spaces = [_torchrl_space(space) for space in (metadata.observation_space, metadata.action_space)]
     if None in spaces:
@@ -351,7 +351,7 @@ def env_metadata(metadata: MinariMetadata) -> dict[str, Any] | None:
 
 
 def _env_spec(text: Any) -> dict[str, Any] | None:
-    """The environment's specification with its id split into parts, as in gymnasium's dataclass."""
+    """Return the environment's specification with its id split into parts, as in gymnasium's dataclass."""
     try:
         spec = parse_json(text, "env_spec") if isinstance(text, str) else text
     except FormatError:
@@ -369,7 +369,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _torchrl_space(space: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A Box, a Discrete that starts at 0, or a Dict of these, as TorchRL writes them; Text inside a Dict is null."""
+    """Return a Box, a Discrete from 0 on, or a Dict of these as TorchRL writes them; None for other spaces."""
     if space is None:
         return None
     if space["type"] == "Box":

@@ -1,10 +1,10 @@
 """Reads Minari datasets: HDF5, Arrow and Parquet storage, every space and every kind of info that Minari writes.
 
-Imports h5py, pyarrow or Pillow only for datasets stored that way; never minari, gymnasium or torch.
+It imports h5py, pyarrow or Pillow only for datasets that need them, and never minari, gymnasium or torch.
 
-A first pass looks at the structure of every episode, and at its text, but at no numbers. Every episode must have the
-columns of the observation and action spaces, rewards and flags. Extra columns, such as infos, may be missing: each
-episode has such a column with a row before the first step (T+1 rows), without it (T rows), or not at all. A column that
+A first pass reads the structure and the text of every episode, but no numbers. Every episode must have the columns of
+the observation and action spaces, rewards and flags. Extra columns, such as infos, may be missing: each episode has
+such a column with a row before the first step (T+1 rows), without that row (T rows), or not at all. A column that
 cannot be kept is listed with the reason.
 """
 
@@ -49,7 +49,7 @@ from .metadata import METADATA_FILE, MinariMetadata, env_metadata, looks_like_mi
 from .store import DERIVED, EpisodeStore, Hdf5Store, StoredEpisode, look_at_text
 
 _LONGEST_NAME = 240
-"""Bytes of a name: 255 at most in a file system, less suffixes such as `_length.memmap`."""
+"""The longest name in bytes: file systems allow 255, which include suffixes such as `_length.memmap`."""
 _NOT_EXTRA = frozenset({"observations", "actions", "rewards", "terminations", "truncations"})
 
 
@@ -58,16 +58,25 @@ class ExtraRows(IntEnum):
 
     NONE = 0
     AFTER_STEPS = 1
-    """One after each step; none at reset."""
+    """One row after each step, but none at reset."""
     ALL = 2
+    """One row at reset, and one after each step."""
 
 
 @dataclass(slots=True)
 class Extra:
-    """One extra column over all episodes: `rows` has an `ExtraRows` for each, `why` is set if it cannot be kept.
+    """An extra column, over all episodes.
 
-    `dtypes` maps each element type to the first episode that has it; `dtype_of` has the position of each episode's type
-    in `dtypes`. The type of `form` holds the values of all. `holes` are the episodes with missing values.
+    Attributes:
+        path: the path of the column.
+        form: the form of its rows, whose element type holds the values of all episodes.
+        rows: an `ExtraRows` for each episode.
+        why: the reason why the column cannot be kept; "" if it can.
+        varies: for text, whether rows differ within an episode.
+        longest: for text, the bytes of the longest row.
+        dtypes: the first episode that has each element type.
+        dtype_of: for each episode, the position of its element type in `dtypes`.
+        holes: the episodes with missing values.
     """
 
     path: ColumnPath
@@ -81,7 +90,7 @@ class Extra:
     holes: set[int] = field(default_factory=set)
 
     def clash(self, form: ColumnForm, number: int) -> str:
-        """Return why rows of this form do not fit, "" if they do; widens this column for all episodes if necessary."""
+        """Return why rows of this form do not fit, "" if they do; widen the element type of the column if necessary."""
         if form == self.form and len(self.dtypes) == 1:
             return ""
         known = self.dtypes
@@ -97,7 +106,7 @@ class Extra:
         return f"it is {_shown(form)} in episode {number} and {before} in episode {seen_in}"
 
     def stored(self, index: int) -> ColumnForm:
-        """How the `index`-th episode stores its rows."""
+        """Return the form of the rows of the `index`-th episode."""
         return replace(self.form, dtype=list(self.dtypes)[self.dtype_of[index]])
 
     def widened(self) -> str:
@@ -147,11 +156,11 @@ class ExtraColumns:
                 self.found[above].why = "it is a column in some episodes and a group in others"
 
     def kept(self) -> list[Extra]:
-        """The columns that can be kept, in the order of their paths."""
+        """Return the columns that can be kept, in the order of their paths."""
         return [extra for _, extra in sorted(self.found.items()) if not extra.why]
 
     def dropped(self, names: Mapping[ColumnPath, str]) -> list[Dropped]:
-        """The other columns by the given names, with the reasons."""
+        """Return the other columns, by the given names, with the reasons."""
         return [Dropped(names[path], extra.why) for path, extra in sorted(self.found.items()) if extra.why]
 
 
@@ -164,7 +173,7 @@ def _why_not(extra: Extra, column: StoredColumn, number: int, steps: int) -> str
     """Return why this column cannot be kept, "" if it can."""
     form = column.form
     if max(len(file_stem(str(part)).encode()) for part in extra.path) > _LONGEST_NAME:
-        return f"its name has more than the {_LONGEST_NAME} bytes that a file's name has room for"
+        return f"its name is longer than {_LONGEST_NAME} bytes, the limit for the name of a file"
     if form.kind == "odd":
         return f"in episode {number} {form.why}"
     if form.kind == "bytes":
@@ -196,13 +205,13 @@ def _look_at_extra_text(extra: Extra, episode: StoredEpisode, rows: int, number:
 
 
 _MANTISSA = {2: 11, 4: 24, 8: 53}
-"""Bits of a whole number that a float of so many bytes holds."""
+"""The bits of an integer that a float holds exactly, by the bytes of the float."""
 
 
 def wider(names: Sequence[str]) -> str | None:
-    """Return the common element type that holds every value of these types, None where NumPy's does not.
+    """Return the common element type that holds every value of these types exactly; None if there is none.
 
-    NumPy calls int64 to float64 safe; from 2**53 on it is not.
+    NumPy considers int64 to float64 a safe cast, but it is not exact from 2**53 on.
     """
     if len(set(names)) == 1:
         return names[0]
@@ -226,7 +235,7 @@ _FILES = frozenset({"meta.json", ENV_METADATA, HIDDEN})
 
 
 def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
-    """Map columns outside the spaces to keys: `infos` becomes `info`.
+    """Map columns outside the spaces to keys: `infos` becomes `info`, and elements of tuples are named by their index.
 
     In HDF5 the elements of a tuple are named `_index_0`, …: a group with only such names is a tuple.
     """
@@ -246,10 +255,10 @@ def extra_keys(paths: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
 
 
 def free_keys(keys: Mapping[ColumnPath, Key], texts: Collection[ColumnPath]) -> dict[ColumnPath, Key]:
-    """Map each column from its key to a free one: a reserved name gets a trailing `_`.
+    """Return a key for each column in which reserved names have a trailing `_`.
 
     Reserved are tensordict's own names, TED's names at the top level, and the lengths of the columns in `texts`. A
-    reserved name that ends in `_` already gets one more, so that no two columns get the same key.
+    reserved name that already ends in `_` gets one more, so that no two columns get the same key.
     """
     free = {
         path: tuple(_free(part, at_top=not depth and path[0] not in _RENAMED_TOPS) for depth, part in enumerate(key))
@@ -271,7 +280,7 @@ def _without_lengths(key: Key, lengths: Collection[Key]) -> Key:
 
 
 def renamed(keys: Mapping[ColumnPath, Key], free: Mapping[ColumnPath, Key]) -> dict[str, str]:
-    """Dotted names before and after, of those that changed."""
+    """Return the dotted names that changed, old to new."""
     return {key_name(key): key_name(free[path]) for path, key in keys.items() if free[path] != key}
 
 
@@ -279,11 +288,11 @@ _SEED: ColumnPath = ("seed",)
 
 
 class EpisodeTexts:
-    """Gives every text of episodes a unique name.
+    """Gives every episode text a unique name.
 
-    Names are dotted, and a part may contain a dot: of `a/b` and `a.b` the later in the order of paths gets a trailing
-    `_`, and so does an attribute with the name of a column. `columns` maps the columns to their keys;
-    `attributes` are the paths of all attributes of any episode.
+    Names are dotted, and a part may itself contain a dot. So `a/b` and `a.b` would have the same name: the later one in
+    the order of paths gets a trailing `_`, and so does an attribute with the name of a column. `columns` has the key of
+    each column that is constant text; `attributes` are the paths of all attributes of any episode.
     """
 
     def __init__(self, columns: Mapping[ColumnPath, Key], attributes: Iterable[ColumnPath]) -> None:
@@ -305,15 +314,15 @@ class EpisodeTexts:
         }
 
     def renamed(self) -> dict[str, str]:
-        """Names in the source, with slashes, and the names given instead, where dots alone do not tell the path."""
+        """Return new names by the names in the source (with slashes), if the path does not follow from the new name."""
         return dict(self._renamed)
 
     def of_column(self, path: ColumnPath) -> str:
-        """Name of the text of a column."""
+        """Return the name of the text of a column."""
         return self._names["column", path]
 
     def of_attributes(self, attributes: Mapping[ColumnPath, Any]) -> dict[str, str]:
-        """All attributes of an episode except its seed, as JSON, so that none is lost."""
+        """Return all attributes of an episode except its seed, as JSON."""
         spare = {path: value for path, value in attributes.items() if not _derived(path) and value is not None}
         if seed_of(attributes) is not None:
             del spare[_SEED]
@@ -321,7 +330,7 @@ class EpisodeTexts:
 
 
 def seed_of(attributes: Mapping[ColumnPath, Any]) -> int | None:
-    """The seed of an episode; None unless NumPy accepts it as a seed."""
+    """Return the seed of an episode; None if it is not an integer that fits into 64 bits."""
     seed = attributes.get(_SEED)
     if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
         return None
@@ -350,10 +359,10 @@ _INDEX = re.compile(r"_index_(\d+)")
 
 @dataclass(slots=True)
 class Required:
-    """An observation or action column: its space and, after the first episode, how it is stored.
+    """An observation or action column, as its space describes it and, after the first episode, as it is stored.
 
-    `more` is the number of rows beyond one for each step; `space_dtype` is the element type in the space, "" without
-    a space.
+    `more` is 1 for columns with a row more than steps, else 0; `space_dtype` is the element type in the space, "" if
+    there is no space.
     """
 
     path: ColumnPath
@@ -370,7 +379,7 @@ class Required:
 
     @property
     def contradicts(self) -> bool:
-        """Whether space and data differ in element type; the data's is kept."""
+        """Whether the element types of space and data differ; that of the data is kept."""
         return (
             self.kind == "array"
             and self.form is not None
@@ -379,7 +388,7 @@ class Required:
         )
 
     def stored_dtype(self, form: ColumnForm) -> str:
-        """Element type of the rows as read, or raise FormatError if they contradict the space."""
+        """Return the element type of the rows as read; raise FormatError if they contradict the space."""
         if self.kind == "text":
             if form.kind == "text":
                 return "uint8"
@@ -389,9 +398,9 @@ class Required:
             if form.shape == self.shape or (form.flat and math.prod(form.shape) == math.prod(self.shape)):
                 return form.dtype
             found, wanted = list(form.shape), list(self.shape)
-            raise FormatError(f"{self._name} has rows of shape {found}, the {self.role} space says {wanted}")
+            raise FormatError(f"{self._name} has rows of shape {found}, but the {self.role} space says {wanted}")
         why = form.why or f"it holds {form.kind}"
-        raise FormatError(f"{self._name} is not what the {self.role} space says, {self.kind}: {why}")
+        raise FormatError(f"{self._name} does not hold {self.kind}, as the {self.role} space says: {why}")
 
     @property
     def _name(self) -> str:
@@ -399,13 +408,13 @@ class Required:
 
 
 def plain_part(name: str) -> str:
-    """Name of a Tuple element without the prefix of HDF5."""
+    """Return the name of a Tuple element without the prefix that it has in HDF5."""
     match = _INDEX.fullmatch(name)
     return match[1] if match else name
 
 
 class RequiredColumns:
-    """Compares each episode with the spaces, and with the first sound episode."""
+    """The columns that every episode must have; compares each episode with the spaces and the first sound episode."""
 
     def __init__(self, metadata: MinariMetadata, store: EpisodeStore) -> None:
         self._without_space: list[str] = []
@@ -446,13 +455,13 @@ class RequiredColumns:
         for path in (REWARDS, *FLAGS):
             form = columns[path].form
             if form.kind != "array" or math.prod(form.shape) != 1 or form.dtype.startswith("complex"):
-                raise FormatError(f"episode {number}: {column_name(path)!r} is not one number a step")
+                raise FormatError(f"episode {number}: {column_name(path)!r} is not one number for each step")
         self._refuse_unknown(number, columns)
         self._remember(number, columns, dtypes)
         return steps
 
     def _add_without_space(self, columns: Mapping[ColumnPath, StoredColumn]) -> None:
-        """Take the columns of the first episode where there is no space."""
+        """Require the columns of the first episode for observations or actions without a space."""
         for top in self._without_space:
             for path, column in columns.items():
                 form = column.form
@@ -462,20 +471,20 @@ class RequiredColumns:
         self._without_space = []
 
     def _steps(self, number: int, columns: Mapping[ColumnPath, StoredColumn]) -> int:
-        """Compare the lengths of all columns."""
+        """Return the number of steps; raise FormatError if the columns disagree about it."""
         stepwise = [REWARDS, *FLAGS, *(want.path for want in self.columns if not want.more)]
         steps = columns[REWARDS].rows
         if any(columns[path].rows != steps for path in stepwise):
             lengths = ", ".join(f"{column_name(path)} {columns[path].rows}" for path in sorted(stepwise))
-            raise FormatError(f"episode {number}: columns that have one row a step differ in length: {lengths}")
+            raise FormatError(f"episode {number}: columns with one row for each step differ in length: {lengths}")
         if not steps:
-            raise FormatError(f"episode {number} has no steps; every episode needs one at least")
+            raise FormatError(f"episode {number} has no steps; every episode needs at least one")
         for want in self.columns:
             rows = columns[want.path].rows
             if want.more and rows != steps + 1:
                 raise FormatError(
                     f"episode {number} has {rows} rows of {column_name(want.path)!r} for {steps} steps, "
-                    f"expected {steps + 1}: the one after the last step too"
+                    f"expected {steps + 1}, including the one after the last step"
                 )
         return steps
 
@@ -488,7 +497,7 @@ class RequiredColumns:
             raise FormatError(f"episode {number}: {error}", hint=CONTRADICTION) from error
         if want.form is not None and dtype != want.dtype:
             raise FormatError(
-                f"episode {number}: {column_name(want.path)!r} is {dtype}, in episode {want.seen_in} it is {want.dtype}"
+                f"episode {number}: {column_name(want.path)!r} is {dtype}, but {want.dtype} in episode {want.seen_in}"
             )
         return dtype
 
@@ -496,7 +505,7 @@ class RequiredColumns:
         for path in columns:
             if path[0] in _TOPS and path not in self._paths:
                 raise FormatError(
-                    f"episode {number} holds {column_name(path)!r}, which the {_TOPS[path[0]]} space does not name",
+                    f"episode {number} has {column_name(path)!r}, which is not in the {_TOPS[path[0]]} space",
                     hint=CONTRADICTION,
                 )
 
@@ -516,7 +525,7 @@ class RequiredColumns:
 
     @property
     def reward_dtype(self) -> str:
-        """Type that holds the rewards of all episodes, which may be integers in some and floats in others."""
+        """The element type that holds the rewards of all episodes, which may be integers in some of them."""
         return np.result_type(*(self.reward_dtypes or ["float64"])).name
 
 
@@ -541,30 +550,30 @@ class Survey:
                 raise self.problems[number]
 
     def require_totals(self, metadata: MinariMetadata) -> None:
-        """Raise FormatError if the metadata state other totals than the data have."""
+        """Raise FormatError if the totals in the metadata differ from those of the data."""
         for what, stated, found in (
             ("episodes", metadata.total_episodes, len(self.numbers)),
             ("steps", metadata.total_steps, sum(self.steps)),
         ):
             if stated is not None and stated != found:
                 raise FormatError(
-                    f"metadata.json says {stated:,} {what}, the data hold {found:,}",
+                    f"metadata.json says {stated:,} {what}, but the data have {found:,}",
                     hint="copy or fetch the dataset again" + self._episodes_option(),
                 )
 
     def _episodes_option(self) -> str:
-        """Write the choice of all episodes as an `--episodes` option: a choice is not compared with the totals."""
+        """Return the hint to choose all existing episodes, because chosen episodes are not compared with the totals."""
         runs: list[tuple[int, int | None]] = []
         for number in self.numbers:
             if runs and runs[-1][1] == number:
                 runs[-1] = runs[-1][0], number + 1
             else:
                 runs.append((number, number + 1))
-        return f"; to take the episodes that are there, add --episodes {normal_form(runs)}" if runs else ""
+        return f"; to convert the existing episodes, add --episodes {normal_form(runs)}" if runs else ""
 
 
 def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[int], None] | None = None) -> Survey:
-    """Look at every episode once; the error of a damaged one is kept until that episode is requested."""
+    """Examine every episode once; the error of a damaged one is kept until that episode is read."""
     required, extras = RequiredColumns(metadata, store), ExtraColumns(len(store.numbers))
     steps, problems, attributes = [0] * len(store.numbers), {}, set[ColumnPath]()
     for index, number in enumerate(store.numbers):
@@ -585,7 +594,7 @@ def survey(store: EpisodeStore, metadata: MinariMetadata, progress: Callable[[in
 
 
 def _look_at_required_text(required: RequiredColumns, number: int, episode: StoredEpisode, steps: int) -> None:
-    """Find the longest row of the observations and actions that are text."""
+    """Find the longest row of observations and actions that are text."""
     for want in required.columns:
         if want.kind != "text":
             continue
@@ -613,17 +622,17 @@ class SourceColumn:
     extra: Extra | None = None
 
     def fields(self) -> list[Field]:
-        """The TED source fields: one, or two for text."""
+        """Return the fields of the column: one, or two for text."""
         if self.kind == "text":
             return text_fields(self.key, self.shape[0])
         return [Field(self.key, self.dtype, self.shape, self.role)]
 
     def rows(self, index: int) -> ExtraRows:
-        """The rows that the `index`-th episode has."""
+        """Return which rows the `index`-th episode has."""
         return ExtraRows.ALL if self.extra is None else ExtraRows(self.extra.rows[index])
 
     def of_episode(self, index: int) -> SourceColumn:
-        """The column as the `index`-th episode stores it."""
+        """Return the column as the `index`-th episode stores it."""
         if self.extra is None or len(self.extra.dtypes) == 1:
             return self
         return replace(self, form=self.extra.stored(index))
@@ -635,7 +644,7 @@ class SourceColumn:
             return self._stored(episode, what, start, stop + after)
         count = stop - start + after
         columns = {field.key: np.zeros((count, *field.shape), field.numpy) for field in self.fields()}
-        if rows is ExtraRows.AFTER_STEPS:  # the row of step t is what came after it: row t + 1 of a state
+        if rows is ExtraRows.AFTER_STEPS:  # row t was recorded after step t, so it is row t + 1 of a state
             stored = self._stored(episode, what, max(start - 1, 0), stop)
             for key, values in stored.items():
                 columns[key][count - len(values) :] = values
@@ -661,7 +670,7 @@ def _exact(values: Array, dtype: str, what: str, path: ColumnPath) -> Array:
     back = widened.real if widened.dtype.kind == "c" and values.dtype.kind != "c" else widened
     if not np.array_equal(back.astype(values.dtype), values, equal_nan=values.dtype.kind in "fc"):
         raise FormatError(
-            f"{column_name(path)!r} of {what} is {values.dtype} and does not fit into {dtype}, which others need"
+            f"{column_name(path)!r} of {what} is {values.dtype}, which does not fit into the {dtype} of other episodes"
         )
     return widened
 
@@ -708,20 +717,20 @@ class SourceColumns:
         return SourceColumn(extra.path, key, kind, extra.form.dtype, shape, role, "state", extra.form, extra)
 
     def fields(self) -> tuple[tuple[Field, Timing], ...]:
-        """Source fields with when each is known."""
+        """Return the fields with their timing."""
         return tuple((field, column.timing) for column in self.kept for field in column.fields())
 
     def renamed_keys(self) -> dict[str, str]:
-        """Dotted names before and after."""
+        """Return the dotted names that changed, old to new."""
         kept = {column.path: column.key for column in self.kept if column.path in self._plain}
         return renamed({path: self._plain[path] for path in kept}, kept) | self._episode_texts.renamed()
 
     def dropped_keys(self) -> tuple[Dropped, ...]:
-        """Columns that cannot be kept, and why."""
+        """Return the columns that cannot be kept, with the reasons."""
         return tuple(self._survey.extras.dropped({path: key_name(key) for path, key in self._plain.items()}))
 
     def notes(self, numbers: Sequence[int]) -> list[str]:
-        """Notes for the user on these episodes: rewards of two types, missing values, rows filled in."""
+        """Return notes about these episodes: several element types, missing values, rows that were filled in."""
         notes, total = list[str](), len(numbers)
         dtypes = self._survey.required.reward_dtypes
         if len(dtypes) > 1:
@@ -780,18 +789,18 @@ class SourceColumns:
         return values.astype(bool)
 
     def read_texts(self, episode: StoredEpisode, number: int, attributes: Mapping[ColumnPath, Any]) -> dict[str, str]:
-        """Read the strings that belong to the whole of one episode; `attributes` are the attributes of that episode."""
+        """Return the texts of an episode, from columns of constant text and from its `attributes`."""
         name, index = self._episode_texts.of_column, self._index[number]
         present = (extra.path for extra in self._texts if extra.rows[index] != ExtraRows.NONE)
         texts = {name(path): episode.strings(path, 0, 1)[0].decode() for path in present}
         return texts | self._episode_texts.of_attributes(attributes)
 
 
-_WORTH_THREADS = 8  # frames; starting threads for fewer takes longer than decoding them
+_WORTH_THREADS = 8  # starting threads for fewer frames takes longer than decoding them
 
 
 def decode_images(frames: Sequence[bytes], shape: tuple[int, ...], what: str, first: int) -> Array:
-    """Decode frames into uint8 `[n, *shape]`; `first` is the row of the first, for messages.
+    """Decode frames to uint8 `[n, *shape]`; `first` is the row of the first frame, for messages.
 
     Raises CorruptDataError for a frame that cannot be decoded, FormatError for one of another shape.
     """
@@ -816,19 +825,18 @@ def _decode(frame: bytes, shape: tuple[int, ...], what: str) -> Array:
         with Image.open(io.BytesIO(frame), formats=("JPEG",)) as image:
             bands = len(image.getbands())
             found = (image.height, image.width, *([bands] if bands > 1 else []))
-            if found == shape:  # before any memory is taken for it
+            if found == shape:  # checked before the image takes memory
                 return np.asarray(image, np.uint8)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).partition("<")[0].strip() or type(error).__name__
         raise CorruptDataError(f"{what}: the image is damaged or was cut: {reason}") from error
-    raise FormatError(f"{what}: the image has shape {list(found)}, its space says {list(shape)}")
+    raise FormatError(f"{what}: the image has shape {list(found)}, but its space says {list(shape)}")
 
 
 class MinariReader(FileReader):
-    """The Minari dataset in a folder anywhere on disk; also takes the `data` folder in it.
+    """Reads a Minari dataset in any folder, or in its `data` folder. Episodes are in the order of their numbers.
 
-    Raises FormatError for contradictions and CorruptDataError for damaged files. Episodes are in the order of their
-    numbers.
+    Raises FormatError for contradictions and CorruptDataError for damaged files.
     """
 
     @classmethod
@@ -865,7 +873,7 @@ class MinariReader(FileReader):
         return dict(zip(self._survey.numbers, self._survey.steps, strict=True))
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at every episode; all parts of the source have the fields of the whole."""
+        """Examine every episode, and return the facts."""
         found = self._surveyed(progress)
         return SourceFacts(
             source="minari",
@@ -883,13 +891,13 @@ class MinariReader(FileReader):
         )
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Refuse damaged episodes; all of them together must have the totals of the metadata."""
+        """Raise the error of a damaged episode; if all are read, compare their totals with the metadata."""
         self._survey.require_sound(numbers)
         if everything:
             self._survey.require_totals(self.metadata)
 
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Widened types, missing values and contradictions to the spaces in these episodes."""
+        """Return notes about widened types, missing values and contradictions to the spaces in these episodes."""
         return self._columns.notes(numbers)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
@@ -923,7 +931,7 @@ class MinariReader(FileReader):
             )
 
     def files(self) -> list[Path]:
-        """The metadata and the files of the store."""
+        """Return the metadata and the files of the store."""
         return [self.metadata.folder / METADATA_FILE, *self._store.files()]
 
     def on_close(self) -> None:

@@ -12,26 +12,26 @@ from ...core.experience_replay import BufferArguments, SourceExperienceReplay
 class MinariExperienceReplay(SourceExperienceReplay):
     """A dataset of Minari as a buffer of TED steps; one that is not stored yet is downloaded first.
 
-    - `dataset_id`: an id of `available_datasets`, like `D4RL/door/human-v2`. One without its version means the
-      latest; a name from before there were namespaces, like `door-human-v1`, means the dataset that has the same
-      words in its name today, with a warning.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `minari` below the storage root by default.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `dataset_id`: an id of `available_datasets`, like `D4RL/door/human-v2`. An id without a version means the latest
+      version. An old id without a namespace, like `door-human-v1`, is resolved, with a warning, to the dataset whose
+      name has the same words today.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `minari` below the storage root.
+    - `download`: whether to download a dataset that is not stored yet; `"force"` replaces a stored one.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
-    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
-      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`. A trajectory ends with its episode
-      and with `done`.
-    - `load_from_local_minari`: take it from Minari's own cache (`MINARI_DATASETS_PATH`, else `~/.minari/datasets`)
-      without any use of the network. What was made from it before is made again where the cache has changed.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches then have the shape
+      `[batch, longest]`, with `"mask"` (bool), which is true at steps, and `"traj_ids"`. A trajectory ends with its
+      episode and with `done`.
+    - `load_from_local_minari`: whether to convert the dataset from Minari's own cache (`MINARI_DATASETS_PATH`, else
+      `~/.minari/datasets`), without the network. It is converted again if the cache has changed since.
 
-    Rows are read from the disk when first touched; what is edited, in a batch or in place, stays in this process.
-    A pickle reopens the dataset. A dataset that is stored is opened without the network.
+    Rows are read from the disk when first accessed; edits, of a batch or in place, stay in this process. Unpickling
+    reopens the dataset. A stored dataset is opened without the network.
 
-    DatasetNotFoundError (a FileNotFoundError) for one that is not there and may not or cannot be downloaded,
-    CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that make no sense, and what
-    `rbtool.download` raises. Names and form follow TorchRL; the values are the source's.
+    Raises DatasetNotFoundError (a FileNotFoundError) for a dataset that is not stored and must not or cannot be
+    downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid arguments, and the errors of
+    `rbtool.download`. Names and arguments follow TorchRL; the values are those of the source.
     """
 
     source = "minari"

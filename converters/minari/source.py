@@ -1,4 +1,4 @@
-"""Downloads published Minari datasets, from an organisation on a Hugging Face hub or a bucket; not through minari.
+"""Downloads published Minari datasets from an organisation on a Hugging Face hub or from a bucket, without minari.
 
 On the hub the first part of an id is a repository and the rest a folder in it; the repository's
 `namespace_metadata.json` lists the datasets. In a bucket the id is a folder.
@@ -48,7 +48,7 @@ _REPOSITORY = re.compile(r"[\w.-]{1,96}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Datasets with all their files; `problems` and `unreachable` as `Ids` has them."""
+    """Datasets with all their files; `problems` and `unreachable` as in `Ids`."""
 
     datasets: tuple[RemoteDataset, ...]
     problems: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class MinariRemote(Closing, ABC):
 
     @abstractmethod
     def ids(self) -> Ids:
-        """List the ids alone."""
+        """List the ids, without the files."""
 
     @abstractmethod
     def datasets(self) -> Found:
@@ -75,7 +75,7 @@ class MinariRemote(Closing, ABC):
         """List the files of one dataset, without its steps and episodes."""
 
     def totals(self, dataset: RemoteDataset, watch: Watch) -> tuple[int | None, int | None]:
-        """Request the steps and episodes from the metadata of the dataset; None where they are not there."""
+        """Request the steps and episodes from the metadata of the dataset; None for missing ones."""
         file = next(file for file in dataset.files if file.path == DATA_METADATA)
         if file.known_size > _METADATA_BYTES:
             return None, None
@@ -137,13 +137,13 @@ class MinariOrganisation(MinariRemote):
         if not found:
             raise DatasetNotFoundError(
                 f"{self.address} shows no datasets: there is no such organisation, or its datasets are private",
-                hint="MINARI_REMOTE names the organisation, HF_TOKEN holds a token that may see them",
+                hint="MINARI_REMOTE names the organisation, HF_TOKEN holds a token with access to them",
             )
         return found
 
     def _not_found(self, dataset_id: str, commit: str, revision: str | None) -> DatasetNotFoundError:
         where = f"at {revision} ({commit[:7]})" if revision else f"at {commit[:7]}"
-        hint = "it may be there in another revision: leave out --revision for the newest" if revision else ""
+        hint = "it may exist in another revision: leave out --revision for the newest" if revision else ""
         return DatasetNotFoundError(f"{self.address} has no dataset {dataset_id!r} {where}", hint=hint)
 
     def _merged(
@@ -161,7 +161,7 @@ class MinariOrganisation(MinariRemote):
         return found, problems
 
     def _ids_in(self, repository: HubRepository, watch: Watch) -> tuple[list[str], list[str]]:
-        """List the ids in one repository as it is now."""
+        """List the ids in the current revision of a repository."""
         try:
             address = self.hub.address(repository.name, "main", NAMESPACE_FILE)
             index = read_small(self.hub, address, limit=_INDEX_BYTES, sleep=watch.sleep)
@@ -170,7 +170,7 @@ class MinariOrganisation(MinariRemote):
         return ids_in(repository.name, index)
 
     def _datasets_in(self, repository: HubRepository, watch: Watch) -> tuple[list[RemoteDataset], list[str]]:
-        """List the datasets in one repository, all as of one commit, with one listing of all its files."""
+        """List the datasets in one commit of a repository, with a single listing of all its files."""
         commit = repository.commit or self.hub.commit(repository.name)
         tree = self.hub.tree(repository.name, commit)
         index = None
@@ -191,7 +191,7 @@ class MinariOrganisation(MinariRemote):
             files = folders[dataset_id.partition("/")[2]]
             dataset = self._dataset(dataset_id, repository.name, commit, files)
             if dataset is None:
-                problems.append(f"hf://{repository.name} names {dataset_id} in its index and has no data of it")
+                problems.append(f"hf://{repository.name} has no data of {dataset_id}, which its index lists")
             else:
                 found.append(dataset)
         return found, problems
@@ -224,7 +224,7 @@ class MinariBucket(MinariRemote):
 
     def datasets(self) -> Found:
         objects = self.bucket.objects()
-        # Not every metadata.json: Arrow and Parquet datasets have one for each episode.
+        # Only those in data/: Arrow and Parquet datasets have a further metadata.json for each episode.
         ends = f"/{DATA_METADATA}"
         ids = {entry.name.removesuffix(ends) for entry in objects if entry.name.endswith(ends)}
         folders: dict[str, list[BucketObject]] = {name: [] for name in sorted(ids) if is_dataset_id(name)}
@@ -275,7 +275,7 @@ def _folders_above_data(name: str) -> Iterator[str]:
 
 
 def state_of(dataset: RemoteDataset) -> str:
-    """A text that changes with any file of the dataset."""
+    """Return a digest of the paths and checksums of all files of the dataset."""
     lines = "".join(f"{path}\0{checksum}\n" for path, checksum in sorted(dataset.checksums.items()))
     return hashlib.sha256(lines.encode(errors="surrogatepass")).hexdigest()
 
@@ -283,7 +283,7 @@ def state_of(dataset: RemoteDataset) -> str:
 def _remote_dataset(
     dataset_id: str, address: str, revision: str | None, files: Iterable[RemoteFile]
 ) -> RemoteDataset | None:
-    """Make a dataset of the visible files below its `data` folder; None if the metadata are not among them."""
+    """Return a dataset with the visible files below its `data` folder; None if the metadata are not among them."""
     data = tuple(file for file in files if file.path.startswith("data/") and "/." not in file.path)
     if all(file.path != DATA_METADATA for file in data):
         return None
@@ -298,19 +298,22 @@ _EPISODE_FILE = re.compile(r"data/(0|[1-9]\d{0,17})/.+")
 
 
 class MinariSource(Source):
-    """The remote that `MINARI_REMOTE` names: `hf://ORGANISATION` (by default `hf://farama-minari`) or `gcp://BUCKET`."""
+    """Downloads from the remote in `MINARI_REMOTE`: `hf://ORGANISATION`, or `gcp://BUCKET`.
+
+    The default is `hf://farama-minari`.
+    """
 
     name = "minari"
     local_cache = LocalCache("minari", "MINARI_DATASETS_PATH", "~/.minari/datasets")
 
     @property
     def remote(self) -> str:
-        """The remote's address; raises UsageError if the variable has another form."""
+        """The address of the remote; raises UsageError if the variable has another form."""
         return self._remote.address
 
     @property
     def key(self) -> str:
-        """The remote's address, with the host of the hub."""
+        """The address of the remote, with the host of the hub."""
         return self._remote.key
 
     @cached_property
@@ -325,11 +328,11 @@ class MinariSource(Source):
         return _KINDS[named["kind"]](named["name"])
 
     def list_ids(self) -> Ids:
-        """List the ids alone: on a hub, a request for the repositories and one for the index of each."""
+        """List the ids; on a hub with one request for the repositories and one for the index of each."""
         return self._remote.ids()
 
     def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        """List all datasets; the metadata of each that differs from `known` are requested one by one."""
+        """List all datasets, and request the metadata of those that differ from `known`."""
         found = self._remote.datasets()
         fetched = written_time()
         before = {entry.state: entry for entry in known.entries if entry.state} if known else {}
@@ -363,7 +366,7 @@ class MinariSource(Source):
         return Catalogue(self.remote, fetched, ordered, tuple(problems), unreachable)
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Find the files of a dataset: on a hub, a request for the commit, the files, and the metadata for `totals`."""
+        """Find the files of a dataset, and request its metadata if `totals` is true."""
         found = self._remote.describe(dataset_id, revision)
         if not totals:
             return found
@@ -371,11 +374,11 @@ class MinariSource(Source):
         return replace(found, steps=steps, episodes=episodes)
 
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
-        """List them for Arrow and Parquet, by their folders; None for HDF5."""
+        """Return the numbers of episodes for Arrow and Parquet, from their folders; None for HDF5."""
         return sorted(set(_numbered(dataset).values())) or None
 
     def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
-        """Choose the files: HDF5 has all episodes in one, Arrow and Parquet have a folder for each.
+        """Return the files that contain episodes: all for HDF5, the folders of these episodes for Arrow and Parquet.
 
         Raises UsageError for episodes that have no folder.
         """
@@ -397,5 +400,5 @@ class MinariSource(Source):
 
 
 def _numbered(dataset: RemoteDataset) -> dict[str, int]:
-    """The number of the episode of every file that is in the folder of one."""
+    """Return the episode number of every file in the folder of an episode."""
     return {file.path: int(found[1]) for file in dataset.files if (found := _EPISODE_FILE.fullmatch(file.path))}

@@ -1,4 +1,4 @@
-"""The contract of Minari's storage formats: episodes, their columns, and rows of text; and its HDF5 storage."""
+"""The interface of Minari's storage formats (episodes, columns, rows of text), and its HDF5 storage."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..files.readers import ColumnForm, ColumnPath, StoredColumn, column_name, r
 from .metadata import HDF5_FILE, SpacePath
 
 DERIVED = frozenset({"id", "total_steps", *(f"rewards_{part}" for part in ("sum", "mean", "std", "max", "min"))})
-"""Attributes of an episode that follow from its rows."""
+"""Attributes of an episode that are derived from its rows."""
 
 
 class StoredEpisode(ABC):
-    """One episode, open for reading. Rows are asked for from front to back."""
+    """One episode, open for reading. Callers read rows from front to back."""
 
     @abstractmethod
     def columns(self) -> dict[ColumnPath, StoredColumn]:
-        """List every column, by structure alone."""
+        """Return all columns, without reading their rows if possible."""
 
     @abstractmethod
     def form(self, path: ColumnPath) -> ColumnForm:
-        """Look up how one column is stored."""
+        """Return how a column is stored."""
 
     @abstractmethod
     def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm | None = None) -> Array:
-        """Read rows of an `array` column; pass `form` if it is known, to save a look at the file."""
+        """Read rows of an `array` column; pass `form` if it is known, so that it is not read again."""
 
     @abstractmethod
     def strings(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
@@ -40,11 +40,11 @@ class StoredEpisode(ABC):
 
     @abstractmethod
     def attribute_paths(self) -> Collection[ColumnPath]:
-        """List the names of `attributes` without reading their values."""
+        """Return the paths of `attributes` without reading their values."""
 
     @abstractmethod
     def attributes(self) -> Mapping[ColumnPath, Any]:
-        """The attributes of the episode: `("seed",)`, `("options", <name>)` …; those in `DERIVED` may lack."""
+        """Return the attributes of the episode: `("seed",)`, `("options", <name>)` …, perhaps without `DERIVED`."""
 
 
 class EpisodeStore(ABC):
@@ -58,14 +58,14 @@ class EpisodeStore(ABC):
 
     @abstractmethod
     def location(self, path: SpacePath) -> ColumnPath:
-        """Names in the file of a leaf of a space."""
+        """Return the path in the file of a leaf of a space."""
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """Every data file, sorted."""
+        """Return all data files, sorted."""
 
     def other_names(self) -> list[str]:
-        """Names of entries that are not episodes."""
+        """Return the names of entries that are not episodes."""
         return []
 
     def close(self) -> None:
@@ -73,11 +73,11 @@ class EpisodeStore(ABC):
 
 
 _ROWS_AT_ONCE = 64
-"""Rows of text read at a time: 4 MB at most."""
+"""The number of rows of text that are read at a time, which are 4 MB at most."""
 
 
 class TextLook:
-    """One text column of one episode: bytes of the longest row, and whether all rows are equal."""
+    """What is known of a text column of an episode: the longest row, in bytes, and whether all rows are equal."""
 
     def __init__(self) -> None:
         self.longest = 0
@@ -86,7 +86,7 @@ class TextLook:
 
 
 def text_rows(episode: StoredEpisode, path: ColumnPath, rows: int) -> Iterator[list[bytes]]:
-    """Read a text column in lists of bounded size; the first are shorter, to find overlong rows early."""
+    """Yield the rows of a text column in bounded lists; the first lists are shorter, to find long rows early."""
     start, size = 0, 1
     while start < rows:
         yield episode.strings(path, start, min(start + size, rows))
@@ -94,7 +94,7 @@ def text_rows(episode: StoredEpisode, path: ColumnPath, rows: int) -> Iterator[l
 
 
 def look_at_text(episode: StoredEpisode, path: ColumnPath, rows: int, what: str) -> TextLook:
-    """Pass over a text column up to the first list with an overlong row; raise FormatError if it is not UTF-8."""
+    """Read a text column up to the first list with a row that is too long; raise FormatError if it is not UTF-8."""
     look, first, done = TextLook(), None, 0
     for strings in text_rows(episode, path, rows):
         longest = max(range(len(strings)), key=lambda row: len(strings[row]))
@@ -150,15 +150,15 @@ class Hdf5Store(EpisodeStore):
         return tuple(part for name in names for part in name.split("/") if part not in ("", "."))
 
     def files(self) -> list[Path]:
-        """The one file."""
+        """Return the one file."""
         return [self.path]
 
     def other_names(self) -> list[str]:
-        """Groups and datasets that are not episodes."""
+        """Return the names of groups and datasets that are not episodes."""
         return self._other_names
 
     def close(self) -> None:
-        """Close the file and everything opened in it."""
+        """Close the file and all objects opened in it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -172,5 +172,5 @@ class _Hdf5Episode(StoredGroup, StoredEpisode):
         return {path: self.attribute(name) for path, name in self._paths().items()}
 
     def _paths(self) -> dict[ColumnPath, str]:
-        """Map paths to names; Minari writes nested options as `options/<name>/<name>`."""
+        """Return the name of each attribute, by its path; Minari writes nested options as `options/<name>/<name>`."""
         return {tuple(name.split("/")): name for name in self.attribute_names() if name not in DERIVED}

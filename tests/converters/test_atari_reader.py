@@ -188,7 +188,7 @@ def test_rows_that_invalid_range_names_are_left_out_where_nothing_joins_them(tmp
     kept = Rows(*(np.delete(getattr(rows.part(0, 20), name), [10, 11, 12, 15], axis=0) for name in ATARI_NAMES))
     with reader:
         assert_equal_steps(reader, steps_of(kept, cuts=(10, 12)))
-    assert "4 rows are left out, since invalid_range names them and nothing joins them to rows before" in result.notes
+    assert "4 rows are left out, because invalid_range names them and the rows before them are missing" in result.notes
 
 
 def test_a_missing_checkpoint_is_named_and_skipped_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_recordings_have_their_spans_by_the_numbers_of_frames(tmp_path: Path) ->
         tmp_path / "d", tmp_path / "spans", episodes_by="annotation", trust_pickle=True, skip_bad=True
     )
     assert rows_of(spans.path)[1].episodes.length.tolist() == [4, 5, 5, 4]
-    assert "validation has no annotations: lang_annotations/auto_lang_ann.npy is not there" in spans.notes
+    assert "validation has no annotations: lang_annotations/auto_lang_ann.npy is missing" in spans.notes
 
 
 def test_other_folders_of_annotations_and_other_forms_of_their_lists(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_pictures_can_be_left_out_and_odd_arrays_are_named(tmp_path: Path) -> No
     only = write_calvin(tmp_path / "relative", RECORDINGS, actions=None)
     result = rbtool.convert(only, tmp_path / "relative_out")
     assert rows_of(result.path)[0]["action"][0].tolist() == calvin_frame(40)["rel_actions"].tolist()
-    assert "there are no actions: rel_actions are action" in result.notes
+    assert "there are no actions: action has the rel_actions" in result.notes
 
 
 def test_a_missing_frame_is_named_and_its_recording_can_be_left_out(tmp_path: Path) -> None:
@@ -268,14 +268,14 @@ def _as_pickles(folder: Path) -> None:
         (_other(23, more=np.zeros(2)), "has an array 'more', which the first frames do not have"),
         (_other(20, actions=np.zeros(7, "f4")), "actions are float32 .7. and float64 .7. in different recordings"),
         (_saved("ep_start_end_ids.npy", np.zeros((0, 2), int)), "has no recordings"),
-        (_saved("ep_start_end_ids.npy", np.zeros((2, 3), int)), "expected a first and a last frame a recording"),
+        (_saved("ep_start_end_ids.npy", np.zeros((2, 3), int)), "expected the first and the last frame of each recording"),
         (_saved("ep_start_end_ids.npy", np.array([[5, 3]])), "a recording from frame 5 to 3"),
         (_saved("ep_start_end_ids.npy", np.array([[5.0, 3.0]])), "expected whole numbers"),
         (_saved("ep_start_end_ids.npy", np.array([[5, None]])), "has elements of type object"),
         (_as_pickles, "frames as pickles"),
         (lambda folder: [path.unlink() for path in folder.glob("*.npz")], "has no frames"),
         (_annotated(language_ann=["a"]), "has 1 texts, 4 tasks and 4 spans"),
-        (_annotated(language_ann=[1, 2, 3, 4]), "language/ann has something else than texts"),
+        (_annotated(language_ann=[1, 2, 3, 4]), "language/ann has values that are not text"),
         (_annotated(info_indx=[(1, 2, 3)] * 4), "spans that are not a first and a last frame"),
         (_annotated(info_indx=[(1.5, 2.5)] * 4), "spans that are not a first and a last frame"),
         (_annotated(info_indx=["x"] * 4), "spans that are not a first and a last frame"),
@@ -311,7 +311,7 @@ def test_spans_across_recordings_are_refused_and_notes_say_what_else_is_odd(tmp_
         tmp_path / "d", RECORDINGS, [(24, 26, "beyond", "x"), (20, 21, "in", "y"), (43, 42, "back", "z")]
     )
     np.save(folder / "ep_lens.npy", np.array([6, 0, 5]))
-    with pytest.raises(FormatError, match="annotation 0: its frames 24 to 26 are not in one recording"):
+    with pytest.raises(FormatError, match="annotation 0: no recording contains all its frames 24 to 26"):
         rbtool.convert(folder, tmp_path / "no", episodes_by="annotation", trust_pickle=True)
     result = rbtool.convert(folder, tmp_path / "out", episodes_by="annotation", trust_pickle=True, skip_bad=True)
     assert rows_of(result.path)[1].episodes.episode.tolist() == [1]

@@ -225,7 +225,7 @@ def test_a_column_that_has_the_name_of_an_info_is_left_out_and_named(tmp_path: P
     columns |= {"whole/x": np.zeros(7), "infos/whole": np.arange(7)}
     result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert {entry["key"]: entry["why"] for entry in result.dropped_keys} == {
-        "goal": "infos/goal has its name", "part": "infos/part has its name", "whole/x": "infos/whole has its name"
+        "goal": "infos/goal has the same name", "part": "infos/part has the same name", "whole/x": "infos/whole has the same name"
     }  # fmt: skip
     with TedReader(result.path) as reader:
         found = columns_of(reader)
@@ -520,7 +520,7 @@ def test_episode_terminals_beside_timeouts_end_no_episode(tmp_path: Path) -> Non
     with D4rlReader(write_d4rl(tmp_path / "a.hdf5", columns), final_step="repeat") as reader:
         facts = reader.facts()
     assert list(facts.lengths or ()) == [4, 3, 5]
-    assert "timeouts are there, and episode_terminals end no episode: they are info.episode_terminals" in facts.notes
+    assert "episodes end at timeouts, so episode_terminals are kept as info.episode_terminals" in facts.notes
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,7 @@ def test_repeated_terminals_in_a_maze_of_another_name_without_any_timeout_are_re
     columns = maze_columns()
     columns["timeouts"][:] = False
     with D4rlReader(write_d4rl(tmp_path / "a.hdf5", columns)) as reader:
-        assert any("timeouts are set nowhere" in note for note in reader.facts().notes)
+        assert any("timeouts are never set" in note for note in reader.facts().notes)
 
 
 def test_elsewhere_a_step_after_a_terminal_one_begins_an_episode(tmp_path: Path) -> None:

@@ -447,13 +447,13 @@ def test_imitation_time_limits_in_infos_of_datasets_are_believed(tmp_path: Path)
 @each(
     ("changed", "message"),
     [
-        ({"indices": np.array([5])}, "need 2 whole numbers as indices"),
+        ({"indices": np.array([5])}, "expected 2 whole numbers"),
         ({"indices": np.array([9, 5])}, "do not ascend"),
         ({"indices": np.array([-1, 5])}, "do not ascend"),
         ({"indices": np.array([5, 90])}, "do not ascend"),
         ({"indices": np.array([5.0, 9.0])}, "whole numbers"),
         ({"terminal": np.array([0, 1, 2])}, "other than 0 and 1"),
-        ({"terminal": np.array([True, True])}, "need 1 whole numbers"),
+        ({"terminal": np.array([True, True])}, "expected 1 whole numbers"),
         ({"obs": np.zeros((15, 3))}, "have 18 observations, obs has 15 rows"),
         ({"rews": np.zeros(14)}, "rews have shape"),
         ({"rews": np.zeros((15, 2))}, "expected one number"),
@@ -998,7 +998,7 @@ def test_dapg_of_every_protocol_is_found_and_read(protocol: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"rewards": np.zeros((5, 2))}, "'observations' of path 1 has 4 rows, and rewards 5"),
+        ({"rewards": np.zeros((5, 2))}, "'observations' of path 1 has 4 rows, but rewards 5"),
         ({"actions": 1}, "'actions' of path 0 is not an array"),
         ({"odd": Path("x")}, "a pickle of more than data"),
     ],
@@ -1079,7 +1079,7 @@ def test_a_terminal_inside_a_path_ends_nothing_and_is_kept(tmp_path: Path) -> No
     path = changed_paths(tmp_path / "a.pickle", mark, random_episodes((5, 4)))
     result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
     assert (
-        "terminals are set in 1 step inside paths, and end nothing there: next.info.terminals has them" in result.notes
+        "terminals are set in 1 step inside paths, where they end no episode: next.info.terminals has them" in result.notes
     )
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [5, 4]
@@ -1096,8 +1096,8 @@ def test_flags_and_next_observations_of_some_paths_are_refused(name: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("terminals", np.zeros((5, 2)), "'terminals' of path 0 has no flag a row"),
-        ("terminals", np.zeros(4), "'terminals' of path 0 has 4 rows, and rewards 5"),
+        ("terminals", np.zeros((5, 2)), "'terminals' of path 0 does not have one flag per row"),
+        ("terminals", np.zeros(4), "'terminals' of path 0 has 4 rows, but rewards 5"),
         ("next_observations", np.zeros((5, 2)), "'next_observations' are float64"),
     ],
 )  # fmt: skip

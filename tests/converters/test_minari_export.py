@@ -124,7 +124,7 @@ def test_some_episodes_are_numbered_anew(tmp_path: Path) -> None:
     convert(DATA / "cartpole/scripted-v0", tmp_path / "ted")
     result = export(tmp_path / "ted", tmp_path / "few", to="minari", episodes="2,5:7")
     assert (result.episodes, result.request["episodes"]) == (3, "2,5:7")
-    assert result.notes == ("episodes are renumbered from 0: Minari has no other numbers",)
+    assert result.notes == ("episodes are renumbered from 0, as Minari requires",)
     with TedReader(tmp_path / "ted") as reader:
         for position, row in enumerate((2, 5, 6)):
             start, length = int(reader.episodes.start[row]), int(reader.episodes.length[row])
@@ -151,7 +151,7 @@ def test_nested_infos_are_dicts_of_arrays(data_format: str, expected: list[str],
     made = [make_episode(box, box, 2, draw, infos=infos)]
     convert(write_minari(tmp_path, "made-v0", box, box, made, data_format=data_format), tmp_path / "ted")
     notes = export(tmp_path / "ted", tmp_path / "again", to="minari").notes
-    assert [note.partition(" is a dict of arrays there")[0] for note in notes] == expected
+    assert [note.partition(" is a dict of arrays in the export")[0] for note in notes] == expected
     (episode,) = minari_episodes(tmp_path / "again")
     assert episode.infos["nested"]["deep"].tolist() == [1.0, 2.0, 3.0]
 
@@ -188,7 +188,7 @@ def test_data_of_another_origin(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("leaves", "jump", "message"),
     [
-        (ODD_LEAVES[:1], True, "is not what the next step"),
+        (ODD_LEAVES[:1], True, "differs from that before the next step"),
         (ODD_LEAVES[2:3], False, "bfloat16"),
         (ODD_LEAVES[3:4], False, "observations and actions"),
     ],
@@ -239,13 +239,13 @@ def test_names_with_dots_are_not_groups(names: dict[str, spaces.Space[Any]], tmp
         (
             {"x": LEAF},
             {"a.shape_": np.arange(4), "a": {"shape": np.arange(4)}},
-            r"two leaves are called info\.a\.shape_",
+            r"two fields are called info\.a\.shape_",
         ),
-        ({"x": LEAF}, {"a.b": np.arange(3), "a": {"b": np.arange(4)}}, r"two leaves are called info\.a\.b"),
+        ({"x": LEAF}, {"a.b": np.arange(3), "a": {"b": np.arange(4)}}, r"two fields are called info\.a\.b"),
         (
             {"a.shape": LEAF, "a.shape_": LEAF, "a": spaces.Dict({"shape": LEAF})},
             {},
-            r"two leaves are called observation\.a\.shape_",
+            r"two fields are called observation\.a\.shape_",
         ),
     ],
 )

@@ -389,7 +389,7 @@ def say(folder: Path, **entries: Any) -> None:
     path.write_text(json.dumps({name: value for name, value in document.items() if value is not ...}))
 
 
-LENGTHS_DIFFER = "columns that have one row a step differ in length: "
+LENGTHS_DIFFER = "columns with one row for each step differ in length: "
 STRUCTURE: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "no rewards": (lambda f: f.__delitem__("episode_1/rewards"), "episode 1 has no 'rewards'"),
     "no truncations": (lambda f: f.__delitem__("episode_2/truncations"), "episode 2 has no 'truncations'"),
@@ -414,27 +414,27 @@ STRUCTURE: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     ),
     "other type": (
         lambda f: put(f, "episode_1/observations/x", np.zeros((2, 3), "f4")),
-        "episode 1: 'observations/x' is float32, in episode 0 it is float64",
+        "episode 1: 'observations/x' is float32, but float64 in episode 0",
     ),
     "other shape": (
         lambda f: put(f, "episode_1/observations/x", np.zeros((2, 4))),
-        "episode 1: 'observations/x' has rows of shape [4], the observation space says [3]",
+        "episode 1: 'observations/x' has rows of shape [4], but the observation space says [3]",
     ),
     "text where numbers belong": (
         lambda f: put(f, "episode_1/observations/x", ["a", "b"]),
-        "episode 1: 'observations/x' is not what the observation space says, array: it holds text",
+        "episode 1: 'observations/x' does not hold array, as the observation space says: it holds text",
     ),
     "numbers where text belongs": (
         lambda f: put(f, "episode_1/observations/t", [1, 2]),
-        "episode 1: 'observations/t' is not what the observation space says, text: it holds array",
+        "episode 1: 'observations/t' does not hold text, as the observation space says: it holds array",
     ),
     "stranger": (
         lambda f: f.create_dataset("episode_1/observations/z", data=np.zeros(2)),
-        "episode 1 holds 'observations/z', which the observation space does not name",
+        "episode 1 has 'observations/z', which is not in the observation space",
     ),
     "rewards of two": (
         lambda f: put(f, "episode_0/rewards", np.zeros((4, 2))),
-        "episode 0: 'rewards' is not one number a step",
+        "episode 0: 'rewards' is not one number for each step",
     ),
     "not UTF-8": (
         lambda f: put(f, "episode_0/observations/t", np.array([b"\xff"] * 5, h5py.string_dtype())),
@@ -465,7 +465,7 @@ def test_an_episode_without_steps(folder: Path, tmp_path: Path) -> None:
         put(file, "episode_1/actions", np.zeros((0, 2), "f4"))
 
     edit(folder, change)
-    assert refused(folder, tmp_path).message == "episode 1 has no steps; every episode needs one at least"
+    assert refused(folder, tmp_path).message == "episode 1 has no steps; every episode needs at least one"
 
 
 def test_a_sound_part_of_a_damaged_dataset_can_be_had(folder: Path, originals: dict[str, Path], tmp_path: Path) -> None:
@@ -478,11 +478,11 @@ def test_a_sound_part_of_a_damaged_dataset_can_be_had(folder: Path, originals: d
 @pytest.mark.parametrize(
     ("entries", "sentence"),
     [
-        ({"total_steps": 12}, "metadata.json says 12 steps, the data hold 11"),
-        ({"total_episodes": 4000}, "metadata.json says 4,000 episodes, the data hold 3"),
-        ({"total_steps": -1}, "total_steps in metadata.json is -1, expected a number of them"),
+        ({"total_steps": 12}, "metadata.json says 12 steps, but the data have 11"),
+        ({"total_episodes": 4000}, "metadata.json says 4,000 episodes, but the data have 3"),
+        ({"total_steps": -1}, "total_steps in metadata.json is -1, expected a whole number that is not negative"),
         ({"data_format": "zarr"}, "data_format in metadata.json is 'zarr'; known: hdf5, arrow, parquet"),
-        ({"data_format": "arrow"}, "data_format in metadata.json is 'arrow', the files in"),
+        ({"data_format": "arrow"}, "data_format in metadata.json is 'arrow', but the files in"),
         ({"observation_space": "{"}, "observation_space in metadata.json is not JSON:"),
         ({"action_space": '{"type": "Box"}'}, "action_space in metadata.json has a space of type Box without 'dtype'"),
         (
@@ -531,7 +531,7 @@ def test_an_hdf5_file_that_was_cut(share: float, folder: Path, tmp_path: Path) -
 
 def test_an_hdf5_file_that_is_empty_though_episodes_are_promised(folder: Path, tmp_path: Path) -> None:
     (folder / "data" / "main_data.hdf5").write_bytes(b"")
-    assert refused(folder, tmp_path).message == "metadata.json says 3 episodes, the data hold 0"
+    assert refused(folder, tmp_path).message == "metadata.json says 3 episodes, but the data have 0"
 
 
 def test_an_hdf5_file_with_holes_in_it(folder: Path, tmp_path: Path) -> None:
@@ -609,7 +609,7 @@ def test_an_image_that_is_damaged(change: Callable[[bytes], bytes], data_format:
 def test_images_of_another_shape_than_the_space_says(data_format: str, tmp_path: Path) -> None:
     message = refused(write_images(tmp_path, (40, 40, 3), data_format), tmp_path).message
     assert message == (
-        "'observations' of episode 0, row 0: the image has shape [40, 40, 3], its space says [32, 40, 3]"
+        "'observations' of episode 0, row 0: the image has shape [40, 40, 3], but its space says [32, 40, 3]"
     )
 
 
@@ -741,7 +741,7 @@ def test_an_image_larger_than_its_space_is_not_decoded() -> None:
     frame = large.index(b"\xff\xc0")
     large[frame + 5 : frame + 9] = (9_000).to_bytes(2) * 2  # height and width: 243 MB decoded
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(FormatError, match=r"has shape \[9000, 9000, 3\], its space says \[64, 64, 3\]"):
+    with pytest.raises(FormatError, match=r"has shape \[9000, 9000, 3\], but its space says \[64, 64, 3\]"):
         decode_images([bytes(large)], (64, 64, 3), "'observations' of episode 0", 0)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 

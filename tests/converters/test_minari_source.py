@@ -167,7 +167,7 @@ def test_a_dataset_without_data_is_a_problem(hub: Hub, environment: dict[str, st
     shutil.rmtree(tmp_path / ORGANISATION / "pixel" / "random-v0")
     hub.rescan()
     found = ask_one(environment, "source", "catalogue")
-    assert found["problems"] == ["hf://farama-minari/pixel names pixel/random-v0 in its index and has no data of it"]
+    assert found["problems"] == ["hf://farama-minari/pixel has no data of pixel/random-v0, which its index lists"]
 
 
 def test_metadata_that_cannot_be_had_are_a_problem(hub: Hub, environment: dict[str, str]) -> None:

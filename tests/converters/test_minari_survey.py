@@ -420,11 +420,11 @@ def test_flags_without_a_value_are_refused(name: str, data_format: str, tmp_path
 def test_a_name_too_long_for_a_file_is_dropped_and_named(data_format: str, tmp_path: Path) -> None:
     made = converted_values(tmp_path, [{"x" * 250: [1.0] * 4, "short": [1.0] * 4}], data_format)
     assert [(item["key"], item["why"]) for item in made.dropped_keys] == [
-        (f"info.{'x' * 250}", "its name has more than the 240 bytes that a file's name has room for")
+        (f"info.{'x' * 250}", "its name is longer than 240 bytes, the limit for the name of a file")
     ]
 
 
 def test_a_column_that_is_there_twice_is_refused() -> None:
     column = pa.StructArray.from_arrays([pa.array([1.0]), pa.array([2.0])], names=["x", "x"])
-    with pytest.raises(FormatError, match="'x' is there twice"):
+    with pytest.raises(FormatError, match="'x' exists twice"):
         at(column, ("x",))

@@ -177,10 +177,10 @@ def test_an_export_is_opened_like_the_dataset(to: str, name: str, tmp_path: Path
 def test_one_parquet_file_may_have_the_steps_alone(walks: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("rbtool.converters.export.parquet._MOST_TABLE", 10)
     result = export(walks, tmp_path / "x.parquet", episodes="0,2,3")
-    assert "has the steps alone: its table of episodes is too large for the metadata" in result.notes[-1]
+    assert "has the steps alone, because its table of episodes is too large for the metadata" in result.notes[-1]
     found = rbtool.inspect(result.path)
     assert (found.episodes, found.steps, [one.episode for one in [found]]) == (3, 8, [None])
-    assert "the episode table follows from the rows" in found.notes[0]
+    assert "the episode table is derived from the rows" in found.notes[0]
     made = convert(result.path, tmp_path / "made").path
     with TedReader(made) as reader, TedReader(walks) as whole:
         rows = np.array([0, 2, 3])
@@ -191,8 +191,8 @@ def test_one_parquet_file_may_have_the_steps_alone(walks: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda table: table.sort_by([("episode_index", "descending")]), "does not lay the episodes"),
-        (lambda table: table.slice(1), "does not lay the episodes"),
+        (lambda table: table.sort_by([("episode_index", "descending")]), "the episodes begin at other rows"),
+        (lambda table: table.slice(1), "the episodes begin at other rows"),
         (lambda table: _with_table(table, b"?"), "is damaged or was cut"),
         (lambda table: _with_table(table, b"QUJD"), "is damaged or was cut"),
     ],
@@ -258,7 +258,7 @@ def _drop(name: str) -> Any:
         (lambda path: _about(path, fields=3), CorruptDataError, "has 3 as fields, expected a list"),
         (lambda path: _about(path, episodes=3), CorruptDataError, "the description states 3 and 10"),
         (_set("episodes/length", 0, 2), CorruptDataError, "has 4 episodes and 9 steps"),
-        (_set("episodes/start", 1, 2), CorruptDataError, "which have to follow each other"),
+        (_set("episodes/start", 1, 2), CorruptDataError, "expected consecutive episodes"),
         (_drop("steps/next/reward"), CorruptDataError, "has nothing for next.reward, expected rows of"),
     ],
 )
