@@ -1,12 +1,12 @@
 """Reads and downloads OGBench's npz files: trajectories whose last row holds the last observation.
 
-A trajectory of T steps has T + 1 rows; what came of the action in the last one is not in the file. In the files that
-OGBench publishes, `terminals` marks this row:
+A trajectory of T steps has T + 1 rows; the action of the last row is not used, because its result is not in the file.
+In the files that OGBench publishes, `terminals` marks this row:
 
     observations  s0 s1 s2 s3     terminals  0 0 0 1
 
-In the compact form, in which `ogbench.load_dataset` returns a dataset, `valids` is 0 in this row, and `terminals` marks
-the row before it, too:
+In the compact form, in which `ogbench.load_dataset` can return a dataset, `valids` is 0 in this row, and `terminals`
+marks the row before it as well:
 
     observations  s0 s1 s2 s3     terminals  0 0 1 1     valids  1 1 1 0
 
@@ -55,14 +55,14 @@ from ..files.readers import (
 )
 
 VALIDATION = "-val"
-"""The end of the name of a validation file."""
+"""The suffix of the stem of a validation file."""
 _TABLE = Path(__file__).with_name("datasets.tsv")
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+-v\d+", re.ASCII)
 
 
 @functools.cache
 def published() -> tuple[str, ...]:
-    """The ids of all datasets, sorted."""
+    """Return the ids of all datasets, sorted."""
     return tuple(sorted(_TABLE.read_text(encoding="ascii").split()[1:]))
 
 
@@ -72,19 +72,19 @@ def is_id(name: str) -> bool:
 
 
 def is_large(dataset_id: str) -> bool:
-    """Whether an id names an edition of 100 million steps, which is not published as two files."""
+    """Whether an id names an edition with 100 million steps, which is published as a folder of many files."""
     return "100m" in dataset_id.split("-")
 
 
 def names_task(dataset_id: str) -> bool:
-    """Whether an id names one task of a dataset, whose rewards are not in the file."""
+    """Whether an id names a single task of a dataset, whose rewards are not in the file."""
     return "singletask" in dataset_id.split("-")
 
 
 def file_name(dataset_id: str) -> str:
     """Return the name of the file of a dataset, without its suffix.
 
-    Ids of single tasks and of goal representations add words to the id of their file.
+    Ids of single tasks and of goal representations have more words than the name of their file.
     """
     parts = dataset_id.split("-")
     for word in ("singletask", "oraclerep"):
@@ -105,15 +105,15 @@ _OTHERS = {
     NEXT_OBSERVATIONS: "in OGBench's files the following row is the next observation",
     "timeouts": "OGBench's files have none",
 }
-"""Columns that show another layout with the same names, and why; `rewards` do where there are no `valids`."""
+"""Columns that OGBench's files do not have, and why: a file with one of them has another layout."""
 _REGULAR = (
-    "where these are arrays of ogbench.load_dataset, terminals are time limits: add --from table --map "
+    "if these are the arrays of ogbench.load_dataset, terminals are time limits: add --from table --map "
     "observation=observations,next.observation=next_observations,action=actions --ends -,terminals"
 )
 
 
 def looks_like_ogbench(path: Path) -> bool:
-    """Return whether a file is an npz with OGBench's columns and none of another layout, or begins as one was cut."""
+    """Return whether a file is an npz with OGBench's columns and no others, or begins like one that was cut."""
     names = set(array_names(path))
     if names:
         return names >= set(REQUIRED) and not names & _OTHERS.keys() and (VALIDS in names or REWARDS not in names)
@@ -122,7 +122,7 @@ def looks_like_ogbench(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NpzColumn:
-    """A column of the file as a field of TED: `name` in the file, and when it is known."""
+    """A column of the file: its name there, its field in TED, and its timing."""
 
     name: str
     field: Field
@@ -130,14 +130,20 @@ class NpzColumn:
 
 
 class OgbenchFile(Closing):
-    """An open file; FormatError for columns that contradict each other, CorruptDataError for damaged files.
+    """An open file of OGBench.
 
-    `rows` counts the rows. `is_compact` states whether the file is in the compact form. `columns` lists observation,
-    action, the rewards that a compact file of a single task has, and further columns with a row each, which are states;
-    `dropped` names what is none of these. `starts` and `stops` have the first row of each trajectory and the one after
-    its last; `unfinished` states that the row of the last observation of the last trajectory is not marked. `trusted`
-    allows arrays of Python objects to be read, which are pickles; without it UsageError for a column that has to be
-    there.
+    `trusted` allows reading arrays of Python objects, which are pickles. Raises FormatError for columns that contradict
+    each other, CorruptDataError for damaged files, and UsageError if a required column is a pickle and not trusted.
+
+    Attributes:
+        rows: the number of rows.
+        is_compact: whether the file is in the compact form.
+        columns: observation, action, the rewards of a compact file of a single task, and further columns with as many
+            rows, which are states.
+        dropped: the members of the file that are none of these.
+        starts: the first row of each trajectory.
+        stops: the row after the last one of each trajectory.
+        unfinished: whether the file ends without a mark, inside the last trajectory.
     """
 
     def __init__(self, path: Path, *, trusted: bool = False) -> None:
@@ -162,11 +168,11 @@ class OgbenchFile(Closing):
         return self._file.read(name, start, stop)
 
     def verify(self) -> None:
-        """Raise CorruptDataError if the checksum of a column is not the one that the archive states."""
+        """Raise CorruptDataError if the checksum of a column differs from the one in the archive."""
         self._file.verify()
 
     def verify_read(self) -> None:
-        """Raise what `verify` raises, of the columns that were read."""
+        """Do the same for the columns that were read."""
         self._file.verify_read()
 
     def close(self) -> None:
@@ -174,7 +180,7 @@ class OgbenchFile(Closing):
         self._file.close()
 
     def _unpickle(self) -> None:
-        """Read the arrays of Python objects, where they are trusted, and note why one has no rows of one type."""
+        """Read the arrays of Python objects if they are trusted, and remember why one cannot be converted to rows."""
         for name in self._file.names if self._trusted else ():
             if self._file.is_pickled(name) and self._file.form(name)[1]:
                 try:
@@ -188,11 +194,11 @@ class OgbenchFile(Closing):
         for name, why in _OTHERS.items():
             if name in names:
                 raise FormatError(
-                    f"{self.path} has {name!r}, and is not in OGBench's layout: {why}",
+                    f"{self.path} has {name!r}, so it is not in OGBench's layout: {why}",
                     hint=_REGULAR if name == NEXT_OBSERVATIONS else "",
                 )
         if REWARDS in names and not self.is_compact:
-            raise FormatError(f"{self.path} has 'rewards', and is not in OGBench's layout: OGBench's files have none")
+            raise FormatError(f"{self.path} has 'rewards', so it is not in OGBench's layout: OGBench's files have none")
         self._flags = (TERMINALS, VALIDS) if self.is_compact else (TERMINALS,)
         required = (*REQUIRED, *self._flags[1:])
         for name in required:
@@ -214,7 +220,7 @@ class OgbenchFile(Closing):
             raise FormatError(f"{self.path} has no steps: its columns are empty")
 
     def _not_rows(self, name: str) -> str:
-        """Return why an array cannot be rows of numbers; empty where it can."""
+        """Return why an array does not consist of rows of numbers; "" if it does."""
         dtype, shape = self._file.form(name)
         if self._file.is_pickled(name):
             return self._unread.get(name) or "it is a pickle of Python objects, which --trust-pickle reads"
@@ -248,7 +254,7 @@ class OgbenchFile(Closing):
         if why := why_no_key(key, taken, "column"):
             return why
         rows = self._file.form(name)[1][0]
-        return "" if rows == self.rows else f"it has {rows:,} rows, and the observations {self.rows:,}"
+        return "" if rows == self.rows else f"it has {rows:,} rows, but the observations have {self.rows:,}"
 
     def _column(self, name: str, key: Key, timing: Timing) -> NpzColumn:
         dtype, shape = self._file.form(name)
@@ -261,11 +267,11 @@ class OgbenchFile(Closing):
             marked, last = last, self._rows_where(VALIDS, 0)
             expected = np.union1d(last, last[last > 0] - 1)
             wrong = np.setxor1d(marked, expected)
-            wrong = wrong[wrong != self.rows - 1]  # set there by ogbench, also where a trajectory is unfinished
+            wrong = wrong[wrong != self.rows - 1]  # ogbench sets it there even if the trajectory is unfinished
             if len(wrong):
                 raise FormatError(
-                    f"{self.path}: terminals and valids contradict each other in row {wrong[0]:,}: terminals mark the "
-                    "rows in which valids is 0, and each row before one"
+                    f"{self.path}: terminals and valids contradict each other in row {wrong[0]:,}: terminals have to "
+                    "mark every row in which valids is 0, and the row before it"
                 )
         stops = last + 1
         unfinished = not len(stops) or int(stops[-1]) != self.rows
@@ -284,18 +290,15 @@ class OgbenchFile(Closing):
 
 
 def opened(paths: list[Path], *, trusted: bool) -> list[OgbenchFile]:
-    """Open files that have the same columns; FormatError where they differ. Closes all of them if one is refused.
-
-    `trusted` is passed to `OgbenchFile`.
-    """
+    """Open files that have the same columns; close all of them and raise FormatError if columns differ."""
     files: list[OgbenchFile] = []
     try:
         for path in paths:
             files.append(OgbenchFile(path, trusted=trusted))
             if files[-1].columns != files[0].columns:
                 raise FormatError(
-                    f"{path} has other columns than {paths[0].name}: {_listed(files[-1])}, and {_listed(files[0])}",
-                    hint="convert each of them by itself",
+                    f"{path} and {paths[0].name} have different columns: {_listed(files[-1])}, and {_listed(files[0])}",
+                    hint="convert each of them separately",
                 )
     except (RbtoolError, OSError):
         for file in files:
@@ -314,7 +317,7 @@ _ZERO = "zero"
 
 @dataclass(frozen=True, slots=True)
 class _Trajectory:
-    """Rows `[start, stop)` of a file, of which the last has the last observation; `number` numbers the episode."""
+    """Rows `[start, stop)` of a file, the last of which only has the last observation; `number` is the episode's."""
 
     number: int
     file: int
@@ -327,18 +330,18 @@ class _Trajectory:
 
 
 class OgbenchReader(ColumnReader):
-    """One OGBench file, or a folder with `NAME.npz` and, if it is there, `NAME-val.npz` and no other npz file.
+    """Reads an OGBench file, or a folder with `NAME.npz`, perhaps `NAME-val.npz`, and no other npz file.
 
-    `observations` become `observation`, `actions` `action`; `qpos`, `qvel`, `button_states` and any other column with
-    as many rows are states, `info.NAME`. Rows of a trajectory but the last are its steps; the observation of the last
-    row is what comes after the last step, its action is left out. Files in the compact form of ogbench, with `valids`,
-    may have `rewards`, which become `next.reward`. Episodes end truncated, and never terminated. They
-    are numbered in the order of the file; episodes of `NAME-val.npz` come after the others, and every episode has its
-    split (`train` or `val`) as text.
+    `observations` become `observation`, `actions` become `action`; `qpos`, `qvel`, `button_states` and any other column
+    with as many rows become states, `info.NAME`. All rows of a trajectory but the last are its steps; the observation
+    of the last row is the one after the last step, and its action is left out. Files in the compact form, with
+    `valids`, may have `rewards`, which become `next.reward`. All episodes end truncated. They are numbered in the order
+    of the file, with those of `NAME-val.npz` after the others; if there are both files, every episode has its split
+    (`train` or `val`) as text.
 
-    Options: `reward` `zero` adds rewards of 0, which the files do not have; `filter_key` chooses a split; `id` is the
-    published dataset that the files are: a file is then read with its `-val` file. `trust_pickle` allows arrays of
-    Python objects to be read.
+    Options: `reward`, if it is `zero`, adds rewards of 0, which the files do not have; `filter_key` chooses a split;
+    `id` is the id of the published dataset, and reads a file together with its `-val` file. `trust_pickle` allows
+    reading arrays of Python objects.
 
     Raises FormatError for columns that contradict each other, and CorruptDataError for damaged files.
     """
@@ -347,12 +350,12 @@ class OgbenchReader(ColumnReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is npz with OGBench's columns and no rewards."""
+        """Return whether the file, or the first one in the folder, has OGBench's columns."""
         files = _files_at(path)
         return bool(files) and looks_like_ogbench(files[0])
 
     def on_open(self) -> None:
-        """Open the files, look at their structure and read where trajectories end."""
+        """Open the files, check their structure and find the trajectories."""
         files = _files_at(self.path)
         if not files:
             raise FormatError(f"{self.path} is neither an npz file nor a folder with exactly one dataset of OGBench")
@@ -389,7 +392,7 @@ class OgbenchReader(ColumnReader):
             )
 
     def _rows_of(self, column: NpzColumn, rows: int) -> ReadRows:
-        """Return what reads the rows of a column of an episode, in blocks of so many rows of the file."""
+        """Return a function that reads the rows of a column of an episode, with blocks of `rows` rows cached."""
         shape = column.field.shape
 
         def blocks_of(file: OgbenchFile) -> RowBlocks:
@@ -407,7 +410,7 @@ class OgbenchReader(ColumnReader):
         return read
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening read where episodes end."""
+        """Return the facts; the trajectories were found when the files were opened."""
         progress(sum(one.length > 0 for one in self.episodes))
         file = self._files[0]
         return self.facts_of(
@@ -419,7 +422,7 @@ class OgbenchReader(ColumnReader):
         )
 
     def note_of_empty(self, numbers: Sequence[int]) -> str:
-        """None: `_notes_on` names them."""
+        """Return no note: `_notes_on` names the episodes without steps."""
         return ""
 
     def _chosen(self) -> list[_Trajectory]:
@@ -445,24 +448,24 @@ class OgbenchReader(ColumnReader):
             ]
             yield f"episodes {' and '.join(parts)}"
         elif _validation_of(self._files[0].path).is_file():
-            yield f"{_validation_of(self._files[0].path).name} is not part of it: a folder of the two files is both"
+            yield f"{_validation_of(self._files[0].path).name} is not read: give the folder to read both files"
         if self._zeros:
-            yield "rewards are 0, as --reward zero states: the file has none"
+            yield "rewards are 0, as --reward zero says: the file has none"
         elif not self._reads_rewards:
             yield "there are no rewards in the file, and no next.reward (--reward zero adds rewards of 0)"
         if self.id is not None and names_task(str(self.id)):
-            yield f"{self.id} is the file {file_name(str(self.id))}: the rewards of its task are not in it"
+            yield f"{self.id} is the file {file_name(str(self.id))}, which does not have the rewards of the task"
         for number, file in enumerate(self._files):
             trajectories = [one for one in self._chosen() if one.file == number]
             if trajectories:
                 yield from _notes_on(file, trajectories)
 
     def files(self) -> list[Path]:
-        """The one file, or both."""
+        """Return the one file, or both."""
         return [file.path for file in self._files]
 
     def verify_read(self) -> None:
-        """Verify the checksums of the arrays that were read."""
+        """Compare the arrays that were read with their checksums."""
         for file in self._files:
             file.verify_read()
 
@@ -501,7 +504,7 @@ def _validation_of(file: Path) -> Path:
 
 
 def _files_at(path: Path) -> list[Path]:
-    """The file itself; of a folder `NAME.npz` and `NAME-val.npz`, if it has no other npz file."""
+    """Return the file itself, or `NAME.npz` and `NAME-val.npz` of a folder without other npz files; else []."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -521,10 +524,10 @@ def file_names(dataset_id: str) -> tuple[str, str]:
 
 
 class OgbenchCache(LocalCache):
-    """The folder in which ogbench keeps what it downloaded: two files a dataset, without any folders."""
+    """The folder in which ogbench caches downloads: two files for each dataset, without subfolders."""
 
     def find(self, dataset_id: str, reader: type[Reader]) -> Path:
-        """Return the file of a dataset, next to which its validation file is; DatasetNotFoundError if one lacks."""
+        """Return the file of a dataset; DatasetNotFoundError unless it and its validation file are in the folder."""
         safe_id(dataset_id)
         if not is_id(dataset_id):
             raise not_found(dataset_id, list(published()), self.source)
@@ -538,18 +541,18 @@ class OgbenchCache(LocalCache):
         return self.folder / file_names(dataset_id)[0]
 
     def ids(self, reader: type[Reader]) -> Iterator[str]:
-        """Ids of all datasets of which both files are there."""
+        """Yield the ids of all datasets whose two files are in the folder."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if is_id(path.stem) and path.with_name(file_names(path.stem)[1]).is_file():
                 yield path.stem
 
 
 class OgbenchSource(MirrorSource):
-    """OGBench's server, or the mirrors that `OGBENCH_URL` names: base URLs (http or https) in the order to try them.
+    """Downloads from OGBench's server, or from the mirrors in `OGBENCH_URL` (base URLs, tried in their order).
 
-    A dataset is two files. Each must have OGBench's columns, and the checksums that the archive states of them, before
-    it is taken; the next mirror is asked where it does not. Ids that are not published are asked for if they have the
-    form of one.
+    A dataset is two files. A file is accepted if it has OGBench's columns with the checksums in its archive; otherwise
+    the next mirror is tried. Ids that are not in the list of published ones are requested if they have the form of an
+    id.
     """
 
     name = "ogbench"
@@ -561,7 +564,7 @@ class OgbenchSource(MirrorSource):
     local_cache = OgbenchCache("ogbench", "OGBENCH_DATASET_DIR", "~/.ogbench/data")
 
     def list_ids(self) -> Ids:
-        """List the published ids, which are part of this package: nothing is requested."""
+        """List the published ids, which are part of this package, without a request."""
         return Ids(published())
 
     def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
@@ -569,7 +572,7 @@ class OgbenchSource(MirrorSource):
         return {name: [f"{base}/{name}" for base in self.bases] for name in file_names(dataset_id)}
 
     def find_files(self, dataset_id: str) -> Sequence[RemoteFile]:
-        """Ask for size and version of both files."""
+        """Request size and version of both files."""
         if not is_id(dataset_id):
             raise not_found(dataset_id, list(published()), self.name)
         if is_large(dataset_id):
@@ -589,6 +592,6 @@ class OgbenchSource(MirrorSource):
         return files
 
     def require_readable(self, path: Path) -> None:
-        """Read a file; FormatError if it is not in OGBench's layout, or its checksums are not those it states."""
+        """Read a file; FormatError if it is not in OGBench's layout, CorruptDataError if a checksum differs."""
         with OgbenchFile(path) as file:
             file.verify()

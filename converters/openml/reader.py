@@ -1,8 +1,8 @@
-"""Reads and downloads tables of OpenML, an ARFF file and its description each: every row is an episode.
+"""Reads and downloads tables of OpenML, each an ARFF file with its description: every row is an episode.
 
-The columns become numbers, a vector for each row and a label, as each of the seven datasets encodes them. ARFF is the
-text format of OpenML: attributes in the header, then rows separated by commas. Tables come through OpenML's JSON
-interface; neither scikit-learn nor pandas is needed.
+Each of the seven datasets defines how the columns are encoded as a vector of numbers and a label. ARFF is the text
+format of OpenML: a header with attributes, then rows of values separated by commas. Tables are downloaded through
+OpenML's JSON interface; neither scikit-learn nor pandas is needed.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ _ATTRIBUTE = re.compile(
 )
 _VALUE = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,'"]*))\s*(,|$)""", re.DOTALL)
 _MISSING = ["?", " ?", "? ", " ? ", "\t?"]
-"""A missing value, with the blanks around it that occur."""
+"""The spellings of a missing value that occur, with blanks around it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A column: the categories that it declares, in their order, or None for one of numbers."""
+    """A column: its name and its declared categories in their order, or None for a column of numbers."""
 
     name: str
     categories: tuple[str, ...] | None
 
 
 class ArffFile:
-    """An ARFF file with rows of numbers and categories. FormatError for other types and for sparse rows.
+    """An ARFF file with rows of numbers and categories; FormatError for other types and for sparse rows.
 
-    `blocks` gives the columns of consecutive rows: float64 with NaN for a missing number, and the position of the
-    category in `Attribute.categories`, int64 with -1 for a missing one.
+    `blocks` yields the columns of consecutive rows: numbers as float64, with NaN for missing ones, and categories as
+    their positions in `Attribute.categories`, int64, with -1 for missing ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class ArffFile:
             self.attributes, self._begin, self._line = _header(file, path)
 
     def blocks(self) -> Iterator[Mapping[str, Array]]:
-        """Yield all rows. CorruptDataError, which names the line, for a row that does not have the header's columns."""
+        """Yield all rows in blocks; CorruptDataError for a row that does not match the header."""
         with os.fdopen(open_regular(self.path), "rb") as file:
             file.seek(self._begin)
             row = 0
@@ -106,8 +106,8 @@ class ArffFile:
         if odd.any():
             at = int(odd.argmax())
             raise CorruptDataError(
-                f"{self.path}: {attribute.name!r} is {values[at].as_py()!r} in row {row + at:,}, which is none of the "
-                f"{len(attribute.categories)} categories that the header declares"
+                f"{self.path}: {attribute.name!r} is {values[at].as_py()!r} in row {row + at:,}, which is not among "
+                f"the {len(attribute.categories)} categories in the header"
             )
         return known
 
@@ -134,7 +134,7 @@ class _WithoutComments(io.RawIOBase):
 
 
 def _header(file: Any, path: Path) -> tuple[tuple[Attribute, ...], int, int]:
-    """Read the attributes; return them with the offset of the rows and the number of the line before them."""
+    """Read the attributes; return them, the offset of the rows in bytes, and the number of the line before them."""
     found: list[Attribute] = []
     for number in range(1, 10 * _MOST_ATTRIBUTES):
         raw = file.readline(_LONGEST_LINE)
@@ -191,16 +191,20 @@ def _unquoted(text: str) -> str:
 
 
 class UnknownTableError(DatasetNotFoundError, RuntimeError):
-    """A name that none of the datasets has; a RuntimeError too, as TorchRL raises."""
+    """An unknown name of a dataset; also a RuntimeError, which TorchRL raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenmlDataset:
-    """A dataset: the table `table` in version `version`.
+    """A dataset: a table of OpenML in a certain version, and its encoding.
 
-    `one_hot` states that columns of categories become a column for each category, and not one of codes. `target` is
-    the column that becomes the label, None for the one that OpenML names; `complete` leaves out rows with a missing
-    value.
+    Attributes:
+        id: the name of the dataset.
+        table: the name of the table.
+        version: the version of the table.
+        one_hot: whether a column of categories becomes a column for each category, instead of one of codes.
+        target: the column that becomes the label; None for OpenML's default target.
+        complete: whether rows with a missing value are left out.
     """
 
     id: str
@@ -226,10 +230,10 @@ DATASETS = {
 
 
 def dataset_named(name: str) -> OpenmlDataset:
-    """Return the dataset of a name, or raise UnknownTableError (DatasetNotFoundError and RuntimeError)."""
+    """Return the dataset with a name; raise UnknownTableError for an unknown one."""
     if name not in DATASETS:
         raise UnknownTableError(
-            f"openml has no dataset {name!r} that is known here{did_you_mean(name, DATASETS)}",
+            f"rbtool has no encoding for a dataset {name!r} of openml{did_you_mean(name, DATASETS)}",
             hint=f"known: {', '.join(DATASETS)}; any other table can be converted with --from table",
         )
     return DATASETS[name]
@@ -240,10 +244,11 @@ MISSING_CATEGORY = "?"
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """A column of categories: `codes` maps the position in the header (missing last) to the code, -1 for none.
+    """The encoding of a column of categories.
 
-    Codes number the values that occur, in the order of their text; a missing value is a category of its own, after all
-    others. `names` are the values by code.
+    The values that occur are numbered in the order of their text; a missing value is a category of its own, after all
+    others. `codes` has the code for each position in the header, the last one for missing values, and -1 for values
+    that do not occur. `names` has the value of each code.
     """
 
     attribute: Attribute
@@ -252,7 +257,7 @@ class Categories:
 
     @classmethod
     def of(cls, attribute: Attribute, occurs: Array) -> Categories:
-        """Number the values that occur; `occurs` is bool, by position in the header, missing last."""
+        """Number the values that occur; `occurs` has a flag for each position in the header, the last for missing."""
         texts = attribute.categories or ()
         order = sorted((text, at) for at, text in enumerate(texts) if occurs[at])
         codes = np.full(len(texts) + 1, -1, np.int64)
@@ -265,13 +270,13 @@ class Categories:
         return cls(attribute, codes, names)
 
     def encode(self, positions: Array) -> Array:
-        """Return the codes of positions in the header, of which -1 is missing."""
+        """Return the codes of positions in the header, where -1 means missing."""
         return np.asarray(self.codes[positions])
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A column of numbers, brought to mean 0 and deviation 1; a constant one is only centred."""
+    """The encoding of a column of numbers: scaled to mean 0 and standard deviation 1; a constant is only centred."""
 
     attribute: Attribute
     mean: float
@@ -283,11 +288,11 @@ class Scaled:
 
 
 class Encoding:
-    """How the rows of a file become numbers, found in one pass over it.
+    """The encoding of the rows of a file, which one pass over the file determines.
 
-    `rows` counts those that are kept, `left_out` those with a missing value where the dataset wants complete rows.
-    `width` is the length of a vector. FormatError for a target that is not there, has missing values or is not a
-    category, and for a missing number.
+    `rows` is the number of rows that are kept, `left_out` the number of those that a dataset with `complete` leaves
+    out, and `width` the length of a vector. Raises FormatError if the target is missing, has missing values or is not a
+    category, and for missing numbers.
     """
 
     def __init__(self, file: ArffFile, dataset: OpenmlDataset, target: str, ignored: Sequence[str]) -> None:
@@ -295,7 +300,7 @@ class Encoding:
         names = [one.name for one in file.attributes]
         chosen = dataset.target or target
         if chosen not in names:
-            raise FormatError(f"{file.path} has no column {chosen!r}, which is the label; there are {', '.join(names)}")
+            raise FormatError(f"{file.path} has no column {chosen!r} for the label; it has {', '.join(names)}")
         left = {chosen, target, *ignored}
         self.dropped = tuple(name for name in names if name in left - {chosen})
         inputs = [one for one in file.attributes if one.name not in left]
@@ -313,7 +318,7 @@ class Encoding:
                 else:
                     occurs[one.name][block[one.name]] = True
         if not self.rows:
-            raise FormatError(f"{file.path} has no rows that are complete")
+            raise FormatError(f"{file.path} has no rows without missing values")
         self.columns = tuple(self._column(one, occurs[one.name], moments.get(one.name), file.path) for one in inputs)
         self.label = Categories.of(label, occurs[chosen])
         if occurs[chosen][-1]:
@@ -331,7 +336,7 @@ class Encoding:
         return len(column.names) if self._dataset.one_hot and isinstance(column, Categories) else 1
 
     def _kept_blocks(self, *, count: bool = False) -> Iterator[Mapping[str, Array]]:
-        """Yield the rows that are kept: where the dataset wants complete ones, those without a missing value."""
+        """Yield the rows that are kept: for a dataset with `complete`, those without a missing value."""
         for block in self._file.blocks():
             rows = len(next(iter(block.values())))
             kept = np.ones(rows, bool)
@@ -352,14 +357,14 @@ class Encoding:
             parts: list[Array] = []
             for column in self.columns:
                 values = column.encode(block[column.attribute.name])
-                if self._width(column) == 1 and not (self._dataset.one_hot and isinstance(column, Categories)):
-                    parts.append(values.astype(np.float64).reshape(-1, 1))
-                elif isinstance(column, Categories):
+                if self._dataset.one_hot and isinstance(column, Categories):
                     parts.append(np.eye(len(column.names))[values])
+                else:
+                    parts.append(values.astype(np.float64).reshape(-1, 1))
             yield np.concatenate(parts, 1), self.label.encode(block[self.label.attribute.name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the constants, so that numbers can be turned back: for the documents of the dataset."""
+        """Return the constants of the encoding, with which vectors can be decoded, for the documents of the dataset."""
         columns: list[dict[str, Any]] = []
         for column in self.columns:
             name = column.attribute.name
@@ -378,13 +383,13 @@ LABEL: Key = ("y",)
 
 
 class OpenmlReader(RowReader):
-    """A folder with one ARFF file and `description.json`, the answer of OpenML to what the table is.
+    """Reads a folder with one ARFF file and `description.json`, OpenML's description of the table.
 
-    `observation` is the encoded row, float64; `y` the label as a number from 0, int64. The dataset has no action
-    and no reward: which label is chosen, and what that is worth, is up to the bandit. Every episode has one step, which
-    is terminated, and no next observation. Never detected: `rbtool download openml ID` reads what it fetched.
+    `observation` is the encoded row, float64; `y` is the label as a number from 0, int64. The dataset has no actions
+    and no rewards, because the bandit chooses a label and defines its reward. Every episode has one step, which is
+    terminated, and no next observation. Folders are never detected: only `rbtool download openml ID` uses this reader.
 
-    Options: `id` is the name of the dataset, which states the encoding. Raises FormatError for other tables, and
+    Options: `id` is the name of the dataset, which determines the encoding. Raises FormatError for other tables, and
     CorruptDataError for damaged files.
     """
 
@@ -392,14 +397,14 @@ class OpenmlReader(RowReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return False: how a table is encoded is stated by the id alone."""
+        """Return False, because the encoding of a table follows from the id alone."""
         return False
 
     def on_open(self) -> None:
         """Read the description and the header."""
         if "id" not in self.options:
             raise UsageError(
-                f"{self.path}: which dataset it is has to be stated", hint="fetch it with rbtool download openml ID"
+                f"{self.path}: the id of the dataset is missing", hint="fetch it with rbtool download openml ID"
             )
         self._dataset = dataset_named(str(self.options["id"]))
         self._description = description_in(read_regular(self.path / DESCRIPTION), str(self.path / DESCRIPTION))
@@ -417,7 +422,7 @@ class OpenmlReader(RowReader):
         return self._encoding
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Read the file once: which categories there are, means and deviations."""
+        """Read the file once, to determine its encoding, and return the facts."""
         found = self._encoded()
         progress(found.rows)
         notes = [
@@ -440,7 +445,7 @@ class OpenmlReader(RowReader):
             steps=found.rows,
             renamed_keys={found.label.attribute.name: "y"},
             dropped_keys=tuple(
-                Dropped(name, "it is neither the label nor an input, as OpenML or the dataset states")
+                Dropped(name, "it is neither the label nor an input, according to OpenML or the dataset")
                 for name in found.dropped
             ),
             notes=tuple(notes),
@@ -457,12 +462,12 @@ class OpenmlReader(RowReader):
             yield {OBSERVATION: rows, LABEL: labels}
 
     def files(self) -> list[Path]:
-        """The table and its description."""
+        """Return the table and its description."""
         return [self._file.path, self.path / DESCRIPTION]
 
 
 def description_in(data: bytes, origin: str) -> dict[str, Any]:
-    """Return what OpenML states about a table; FormatError for anything else."""
+    """Return OpenML's description of a table from a JSON document; FormatError for anything else."""
     document = parse_json(data, origin)
     found = document.get("data_set_description") if isinstance(document, dict) else None
     if not isinstance(found, dict):
@@ -471,7 +476,7 @@ def description_in(data: bytes, origin: str) -> dict[str, Any]:
 
 
 def _names(description: dict[str, Any], entry: str) -> list[str]:
-    """The names in an entry: a list, or text that separates them by commas."""
+    """Return the names in an entry, which is a list, or text with commas."""
     value = description.get(entry) or []
     return [str(one) for one in value] if isinstance(value, list) else [one.strip() for one in str(value).split(",")]
 
@@ -484,7 +489,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 
 class OpenmlSource(HttpSource):
-    """OpenML, or the server that `OPENML_URL` names; the tables are compared with the md5 that OpenML states."""
+    """Downloads from OpenML, or from the server in `OPENML_URL`, and compares tables with the md5 that it states."""
 
     name = "openml"
     namespaced = False
@@ -492,7 +497,7 @@ class OpenmlSource(HttpSource):
     def __init__(self) -> None:
         super().__init__()
         self._md5: dict[str, str] = {}
-        """By path, of files whose size is not known before all of it is there."""
+        """The md5 of each file, by path, whose size is not known before it is downloaded."""
 
     @property
     def remote(self) -> str:
@@ -506,16 +511,16 @@ class OpenmlSource(HttpSource):
         return named.rstrip("/")
 
     def list_ids(self) -> Ids:
-        """List the ids, which are part of this package: nothing is requested."""
+        """List the ids, which are part of this package, without a request."""
         return Ids(tuple(sorted(DATASETS)))
 
     def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
-        """Return the address of the table and of its description, which OpenML is asked for."""
+        """Request the description of a table, and return the addresses of both."""
         file, description, _ = self._resolved(dataset_named(dataset_id))
         return {**file, **description}
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Ask OpenML which file the table is, and its server for the size."""
+        """Request the description of a table, and the size of its file."""
         if revision is not None:
             raise UsageError(f"{self.remote} keeps no revisions", hint="leave out --revision")
         dataset = dataset_named(dataset_id)
@@ -524,7 +529,7 @@ class OpenmlSource(HttpSource):
         try:
             table = self.probe(path, places, md5)
         except NetworkError:
-            table = self.probe(path, places)  # of unknown size: then the md5 is compared once all of it is there
+            table = self.probe(path, places)  # of unknown size: the md5 is compared after the download
             if table.size is not None or md5 is None:
                 raise
             self._md5[path] = md5
@@ -558,7 +563,7 @@ class OpenmlSource(HttpSource):
         return {f"{dataset.table}.arff": list(dict.fromkeys(places))}, {DESCRIPTION: [where]}, checksum
 
     def _number_of(self, dataset: OpenmlDataset) -> int:
-        """The number of the table, by which OpenML is asked for anything else."""
+        """Request the number of the table, which all other addresses need."""
         where = (
             f"{self.remote}/api/v1/json/data/list/data_name/{quote(dataset.table, safe='')}/limit/2/data_version/"
             f"{dataset.version}"
@@ -566,7 +571,7 @@ class OpenmlSource(HttpSource):
         try:
             document: Any = parse_json(read_small(self.transport, where, limit=_ANSWER_BYTES), where)
         except NetworkError as error:
-            if "412" in error.message:  # OpenML's answer where no table is found
+            if "412" in error.message:  # OpenML's status if no table is found
                 raise DatasetNotFoundError(
                     f"{self.remote} has no table {dataset.table!r} in version {dataset.version}"
                 ) from error
@@ -581,18 +586,18 @@ class OpenmlSource(HttpSource):
         return numbers[0]
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which states the encoding."""
+        """Return the id, which determines the encoding."""
         return {"id": dataset_id}
 
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`; CorruptDataError for a table of another md5 than OpenML states."""
+        """Download the files to `folder`; CorruptDataError if the md5 of the table differs from OpenML's."""
         super().download(files, folder, progress, note)
         for file in files:
             path, md5 = folder / file.path, self._md5.get(file.path)
             if file.checksum is None and md5 is not None and not matches(path, path.stat().st_size, md5):
                 fs.remove(path)
                 raise CorruptDataError(
-                    f"{file.path} does not have the {md5} that OpenML states, and is not kept", hint="try again later"
+                    f"{file.path} does not have the {md5} that OpenML states, so it was removed", hint="try again later"
                 )
 
 

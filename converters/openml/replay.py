@@ -14,7 +14,7 @@ from .reader import LABEL, OBSERVATION, dataset_named
 
 
 class _TableRows(SelectedEntries):
-    """The vectors and labels of a dataset, without what belongs to episodes."""
+    """The vectors and labels of a dataset, without the entries about episodes."""
 
     entries: ClassVar[Mapping[Key, Key]] = {("X",): OBSERVATION, ("y",): LABEL}
 
@@ -23,18 +23,19 @@ class OpenMLExperienceReplay(SourceExperienceReplay):
     """A table of OpenML for contextual bandits, with entries `"X"` and `"y"`; one that is not stored is downloaded.
 
     - `name`: `adult_num`, `adult_onehot`, `mushroom_num`, `mushroom_onehot`, `covertype`, `shuttle` or `magic`.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `root`: the folder in which the dataset is at `<root>/<name>`; `openml` below the storage root by default.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `root`: the dataset is stored at `<root>/<name>`; the default is `openml` below the storage root.
     - `sampler`: `SamplerWithoutReplacement()` by default.
     - `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default writer refuses
       to add anything.
 
-    `"X"` is float64 `[N, F]`: numbers have mean 0 and deviation 1, categories are codes in the order of their text, or
-    a column for each with `_onehot`. `"y"` is int64 `[N]`, the code of the label. The adult tables leave out rows with
-    a missing value and predict the occupation. What is edited stays in this process.
+    `"X"` is float64 `[N, F]`. Columns of numbers are scaled to mean 0 and standard deviation 1; columns of categories
+    become codes in the order of their text, or, with `_onehot`, one column for each category. `"y"` is int64 `[N]`, the
+    code of the label. The adult tables leave out rows with a missing value and predict the occupation. Edits stay in
+    this process.
 
-    UnknownTableError (a RuntimeError) for another name, and what `rbtool.download` raises. Names and form follow
-    TorchRL.
+    Raises UnknownTableError (a RuntimeError) for another name, and the errors of `rbtool.download`. Names and arguments
+    follow TorchRL.
     """
 
     source = "openml"

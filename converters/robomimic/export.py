@@ -1,16 +1,18 @@
-"""Exports to an HDF5 file in robomimic's layout, a group for each episode.
+"""Exports to an HDF5 file in robomimic's layout, with a group for each episode.
 
-    data/demo_N            one group an episode, with its number; attributes: num_samples, the seed, texts
+    data/demo_N            the group of episode N; its attributes are num_samples, the seed, and texts
       actions, rewards     action and next.reward
-      dones                where an episode ends; of a dataset that was converted from robomimic its own, if it had any
-      obs/NAME             observation.NAME; one array of observations is `obs/flat`, as of robomimic's gym environments
-      next_obs/NAME        what came after each step
-      states               state; as groups, with initial_state, where there is a state after each step too
+      dones                the ends of episodes; or the source's own dones, if it was a robomimic file with dones
+      obs/NAME             observation.NAME; a single array of observations is `obs/flat`, as in robomimic's gym
+                           environments
+      next_obs/NAME        the observation after each step
+      states               state; a group of states after each step, with initial_state, if these are stored too
       NAME                 info.NAME
     mask/NAME              the splits of a dataset that was converted from robomimic
     attributes of data     total, and env_args: the source's, or the name of the dataset
 
-robomimic has one flag for the end of an episode. The attribute `rbtool_export` of each group says which end it was.
+robomimic has a single flag for the end of an episode. The attribute `rbtool_export` of each group says whether the
+episode was terminated or truncated.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from ..files.hdf5 import MARK, H5Sink
 _DONES: Key = (NEXT, "info", "dones")
 _FLAT = "flat"
 _LONGEST = 1 << 16
-"""The most bytes of a text among the attributes of a group; longer ones are stored apart."""
+"""The largest text, in bytes, that is stored in the header of a group; longer ones are variable-length strings."""
 _GYM = 2
-"""The number of gym environments among robomimic's types of environments."""
+"""The number that robomimic uses for the type of gym environments."""
 
 
 class RobomimicExporter(H5Sink):
@@ -49,7 +51,7 @@ class RobomimicExporter(H5Sink):
     format = "robomimic"
 
     def prepare(self) -> None:
-        """Find the dataset of every leaf."""
+        """Choose the path of every field."""
         self.refuse({"bfloat16"}, "HDF5")
         fields, manifest = self.chosen.fields, self.chosen.reader.manifest
         keys, states = {field.key for field in fields}, set(state_keys(fields))
@@ -80,16 +82,16 @@ class RobomimicExporter(H5Sink):
             self.note_repeated()
         self.note_both()
         if inside := self.flags_inside():
-            self.notes.append(f"flags in {inside:,} steps inside episodes have no place there")
+            self.notes.append(f"flags in {inside:,} steps inside episodes are left out: robomimic has none there")
         self._documents: Mapping[str, bytes] = {}
         self._is_ours = manifest.request.source == self.format
         if self._is_ours:
             self._documents = self.chosen.reader.documents()
         else:
-            self.notes.append("env_args has the name of the dataset, of which robomimic cannot make an environment")
+            self.notes.append("env_args has the name of the dataset, from which robomimic cannot make an environment")
 
     def fill(self, h5: h5py.File) -> Iterator[int]:
-        """Write group after group."""
+        """Write one group after the other."""
         data = h5.create_group("data")
         self._write_attributes(h5, data)
         for position, number in enumerate(self.chosen.table.episode.tolist()):
@@ -114,7 +116,7 @@ class RobomimicExporter(H5Sink):
         table = self.chosen.table
         texts = self.chosen.text[position] if self.chosen.text else {}
         for name, text in texts.items():
-            # A long text is a document, which the text names
+            # The reader stores a long text as a document, whose name is the text of the episode.
             value = self._documents[text].decode() if text in self._documents else _value(text)
             if isinstance(value, str) and len(value) > _LONGEST:
                 demo.attrs.create(name, value.encode(), dtype=h5py.string_dtype())
@@ -147,7 +149,7 @@ def _path(key: Key) -> str:
 
 
 def _value(text: str) -> Any:
-    """The value of an attribute that the text of an episode was made of: numbers and lists are texts in JSON."""
+    """Return the value of the attribute that became the text of an episode, which is JSON for numbers and lists."""
     try:
         return parse_json(text.encode(), "an attribute")
     except FormatError:

@@ -1,7 +1,7 @@
-"""Reads, and downloads, robomimic's HDF5 files: a group `data/demo_N` for each episode, in variants of several tools.
+"""Reads and downloads robomimic's HDF5 files, which have a group `data/demo_N` for each episode.
 
-Attributes, models of the simulator and splits are read next to the rows. Imports h5py; never robomimic, robosuite or
-torch.
+It also reads the variants of MimicGen, LIBERO and Isaac Lab, and the attributes, simulator models and splits beside the
+rows. It imports h5py, but neither robomimic nor robosuite nor torch.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def is_required(path: ColumnPath) -> bool:
 
 
 def most_more_rows(path: ColumnPath) -> int | None:
-    """How many rows more than steps a column may have; None where it may have any number of rows."""
+    """Return how many rows more than steps a column may have; None if it may have any number of rows."""
     return {_OBS: 1, _NEXT_OBS: 0}.get(path[0])
 
 
 def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedColumns:
-    """Give every column its key; `zero_reward` makes rewards where the file has none.
+    """Map every column to its key in TED; `zero_reward` adds rewards of 0 to a file without rewards.
 
-    FormatError where there is neither an observation nor a state, UsageError for `zero_reward` where there are rewards.
+    Raises FormatError if there are neither observations nor states, UsageError for `zero_reward` if there are rewards.
     """
     mapped, required = MappedColumns(), found.required
     if not required:  # every episode has a problem
@@ -86,7 +86,7 @@ def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedC
     mapped.columns += _observed(required, observations, mapped, longer=bool(found.longer))
     if not observations:
         if not states:
-            raise FormatError(f"{file} has neither obs nor states with a row a step: there is nothing to observe")
+            raise FormatError(f"{file} has no observations: neither obs nor states with a row for each step")
         mapped.notes.append("there is no obs: the states are the observations")
     mapped.columns += _states(required, states, mapped, as_observation=not observations)
     mapped.columns.append(GroupColumn(ACTIONS, ACTION, "action", "step", required[ACTIONS]))
@@ -96,7 +96,7 @@ def keys_of(found: SurveyedColumns, file: Path, *, zero_reward: bool) -> MappedC
         mapped.columns.append(GroupColumn(REWARDS, REWARD, "reward", "result", required[REWARDS]))
     elif zero_reward:
         mapped.columns.append(GroupColumn((), REWARD, "reward", "result", ColumnForm("array", "float32")))
-        mapped.notes.append("there are no rewards: all are 0, as --reward states")
+        mapped.notes.append("there are no rewards: all are 0, as --reward zero says")
     else:
         mapped.notes.append("there are no rewards in the file, and no next.reward (--reward zero adds rewards of 0)")
     if DONES in required:
@@ -114,8 +114,8 @@ def _require_all_longer(longer: Collection[ColumnPath], observations: list[Colum
             next(column_name(path) for path in observations if (path in longer) is kind) for kind in (True, False)
         )
         raise FormatError(
-            f"{file}: {one!r} has a row more than steps in every episode, and {other!r} has one a step: which rows "
-            "belong together cannot be determined"
+            f"{file}: {one!r} has a row more than steps in every episode, but {other!r} has a row for each step: it is "
+            "not known which rows belong together"
         )
 
 
@@ -127,8 +127,8 @@ def _observed(
         after: ColumnPath = (_NEXT_OBS, *path[1:])
         if longer and after in required:
             raise FormatError(
-                f"{column_name(path)!r} has a row more than steps, and there is {column_name(after)!r}: both state "
-                "what came after each step"
+                f"{column_name(path)!r} has a row more than steps, and there is {column_name(after)!r}: both have the "
+                "observation after each step"
             )
         if after not in required:
             shifted.append(column_name(path))
@@ -143,13 +143,13 @@ def _observed(
         mapped.notes.append("obs has a row more than steps: the last one is the observation after the last step")
     for path in required:
         if path[0] == _NEXT_OBS and (_OBS, *path[1:]) not in required:
-            mapped.dropped.append(Dropped(column_name(path), "obs has nothing of that name"))
+            mapped.dropped.append(Dropped(column_name(path), "obs has no array of that name"))
 
 
 def _states(
     required: Mapping[ColumnPath, ColumnForm], states: list[ColumnPath], mapped: MappedColumns, *, as_observation: bool
 ) -> Iterator[GroupColumn]:
-    """States of robosuite are those before a step; a group of states, as Isaac Lab records it, has those after it."""
+    """Yield the columns of states: robosuite stores states before each step, Isaac Lab a group of states after each."""
     role: Role = "observation" if as_observation else "state"
     used = set()
     for path in states:
@@ -165,11 +165,14 @@ def _states(
             yield GroupColumn(path, key, role, "result", required[path])
     if any(len(path) > 1 for path in states):
         mapped.notes.append(
-            "states are those after each step, as Isaac Lab records them; initial_state is the one before the first"
+            "states are those after each step, as Isaac Lab records them; initial_state is the state before the first "
+            "step"
         )
     for path in required:
         if path[0] == INITIAL and path not in used:
-            mapped.dropped.append(Dropped(column_name(path), "states has nothing of that name: it is a row an episode"))
+            mapped.dropped.append(
+                Dropped(column_name(path), "it is a single row for each episode, and states has no array of that name")
+            )
 
 
 DATA = b"data"
@@ -185,9 +188,9 @@ _SHOWN = 10
 
 
 class FileAttributes:
-    """Attributes of the file and of `data`: `documents` has them, and the environment as the file has it.
+    """The attributes of the file and of `data`, in `documents`, with the description of the environment as it is.
 
-    `total` is the number of steps that the file claims, None where it claims none.
+    `total` is the number of steps that the file states; None if it states none.
     """
 
     def __init__(self, file: GroupFile) -> None:
@@ -222,9 +225,9 @@ class FileAttributes:
 
 
 class DemoAttributes:
-    """Attributes of demonstrations: short ones are text of the episode, long ones documents that equal ones share.
+    """The attributes of demonstrations: short ones become episode texts, long ones documents, which equal ones share.
 
-    `terminated` says how demonstrations end, by their names, where an export of rbtool states it.
+    `terminated` has, by name, whether a demonstration is terminated, if the file is an export of rbtool.
     """
 
     def __init__(self) -> None:
@@ -235,7 +238,7 @@ class DemoAttributes:
         self._taken = 0
 
     def take(self, demo: str, group: StoredGroup) -> tuple[dict[str, str], int | None, int | None]:
-        """Return the text of a demonstration, its seed, and how many steps `num_samples` claims."""
+        """Return the texts of a demonstration, its seed, and the number of steps that `num_samples` states."""
         text: dict[str, str] = {}
         seed = claimed = None
         for name in group.attribute_names():
@@ -263,12 +266,12 @@ class DemoAttributes:
         known = (name, hashlib.sha256(data).digest())
         if known not in self._by_content:
             if not _NAME.fullmatch(name):
-                self.dropped.setdefault(name, "it is a long attribute whose name cannot be that of a file")
+                self.dropped.setdefault(name, "it is a long attribute whose name cannot be a file name")
                 return
             self._taken += len(data)
             if self._taken > _MOST_DOCUMENTS:
                 self.dropped.setdefault(
-                    name, f"long attributes of some episodes: more than {_MOST_DOCUMENTS >> 20} MiB"
+                    name, f"long attributes are larger than {_MOST_DOCUMENTS >> 20} MiB together: some are left out"
                 )
                 return
             suffix = "xml" if name == _MODEL else "txt"
@@ -278,7 +281,7 @@ class DemoAttributes:
 
 
 class Splits:
-    """The splits of a file, below `mask`: names of demonstrations by the name of the split."""
+    """The splits of a file, in `mask`: the names of demonstrations in each split."""
 
     def __init__(self, file: GroupFile) -> None:
         self.path = file.path
@@ -296,11 +299,11 @@ class Splits:
             self.demos[column_name(path)] = [_name(name, column_name(path)) for name in names]
 
     def document(self) -> dict[str, bytes]:
-        """The splits as a document, if there are any."""
+        """Return the splits as a document, if there are any."""
         return {"mask.json": json_file(self.demos)} if self.demos else {}
 
     def choose(self, key: str, known: Mapping[str, int]) -> list[int]:
-        """Return the numbers of a split; UsageError for one that is not there, FormatError for absent episodes."""
+        """Return the episodes of a split; UsageError for an unknown split, FormatError for missing episodes."""
         names = self.demos.get(key)
         if names is None:
             there = f"there are {', '.join(self.demos)}" if self.demos else "it has no mask"
@@ -312,12 +315,12 @@ class Splits:
         if absent:
             raise FormatError(
                 f"{self.path}: the split {key!r} names {listed(absent)}, which the file does not have",
-                hint="choose the episodes that are there: --episodes A:B,C",
+                hint="choose existing episodes: --episodes A:B,C",
             )
         return sorted({known[name] for name in names})
 
     def notes(self, known: Mapping[str, int]) -> Iterable[str]:
-        """Sentences on splits: which there are, and those that name absent demonstrations."""
+        """Yield sentences about the splits, and about those with missing demonstrations."""
         if self.demos:
             counts = ", ".join(f"{key} ({len(names):,})" for key, names in self.demos.items())
             yield f"splits are {counts}: --filter-key chooses one"
@@ -328,7 +331,7 @@ class Splits:
 
 
 def listed(names: list[str]) -> str:
-    """Write out some names."""
+    """Return the first names as text, and how many more there are."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else "")
 
 
@@ -351,24 +354,25 @@ _BLOCK_ROWS = 1 << 20
 
 
 class RobomimicReader(GroupReader):
-    """A robomimic file, or a folder that has one and no other HDF5 file; also from MimicGen, LIBERO, Isaac Lab.
+    """Reads a file of robomimic, MimicGen, LIBERO or Isaac Lab, or a folder with one and no other HDF5 file.
 
-    `obs/NAME` becomes `observation.NAME`, and what is under `next` is `next_obs/NAME` where the file has it. Files
-    without `obs` have `states` as observations. Episodes bear the numbers of their groups, `demo_N`, in numeric order.
+    `obs/NAME` becomes `observation.NAME`, and `next_obs/NAME`, if the file has it, the observation under `next`. In
+    files without `obs`, the `states` are the observations. Episodes have the numbers of their groups, `demo_N`, in
+    numeric order.
 
-    Options: `filter_key` is the split (below `mask`) whose episodes are read; `ends` states whether the end of every
-    group is `terminated` or `truncated`; `reward` may be `zero` for a file without rewards; `id` is the published
-    dataset that the file is.
+    Options: `filter_key` is the split (in `mask`) whose episodes are read; `ends` states whether the end of every group
+    is `terminated` or `truncated`; `reward` may be `zero` for a file without rewards; `id` is the id of the published
+    dataset.
 
-    Raises FormatError for groups without steps in common, CorruptDataError for damaged files, UsageError for a split
-    that is not there. An episode that does not fit the others is refused once it is asked for.
+    Raises FormatError for files without observations or steps, CorruptDataError for damaged files, UsageError for an
+    unknown split. An episode that does not fit the others raises an error when it is read.
     """
 
     option_names = frozenset({"filter_key", "ends", "reward", "id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a whole HDF5 file with a group `data` in which there is `demo_N`."""
+        """Return whether the path is a whole HDF5 file with a group `data/demo_N`."""
         file = h5_file_at(path)
         return file is not None and has_name(DEMO, file, DATA.decode())
 
@@ -385,7 +389,7 @@ class RobomimicReader(GroupReader):
         self.opened.open(0)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at the structure, the rewards and the flags of every episode."""
+        """Examine the structure, the rewards and the flags of every episode, and return the facts."""
         file = self.opened.open(0)
         if not file.has_group(DATA):
             raise FormatError(f"{file.path} has no group 'data' with demonstrations")
@@ -434,7 +438,7 @@ class RobomimicReader(GroupReader):
 
 @dataclass(slots=True)
 class _Demo:
-    """What was found in one group."""
+    """The findings about one group, which is an episode."""
 
     steps: int = 0
     text: Mapping[str, str] = field(default_factory=dict)
@@ -447,7 +451,7 @@ class _Demo:
 
 
 class _Demos:
-    """Looks at one demonstration after the other."""
+    """Examines one demonstration after the other."""
 
     def __init__(self, file: GroupFile) -> None:
         self._file = file
@@ -462,7 +466,7 @@ class _Demos:
         self._paths: dict[Paths, Paths] = {}
 
     def look_at(self, number: int) -> None:
-        """Take the structure of a group, its attributes, rewards and flags; remember what is wrong with it."""
+        """Record the structure of a group, its attributes, rewards and flags, or what is wrong with it."""
         name, demo = f"demo_{number}", _Demo()
         self._found[number] = demo
         try:
@@ -485,7 +489,7 @@ class _Demos:
             demo.problem = error
 
     def _read_ends(self, demo: _Demo, name: str, rows: GroupRows, columns: Mapping[ColumnPath, StoredColumn]) -> None:
-        """Read rewards and flags, some at a time."""
+        """Read rewards and flags in blocks."""
         forms = single_forms(columns, (REWARDS, DONES), name)
         for start in range(0, demo.steps, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, demo.steps)
@@ -502,7 +506,7 @@ class _Demos:
         demo.done_before -= demo.done
 
     def episodes(self, ends: object) -> dict[int, GroupEpisode]:
-        """The episodes by number; `ends` is the option."""
+        """Return the episodes by number; `ends` is the option."""
         found = {}
         for number, demo in self._found.items():
             name = f"demo_{number}"
@@ -520,10 +524,10 @@ class _Demos:
         return demo.done and ((self._sparse and demo.last_reward == 1) or _has_succeeded(demo))
 
     def notes(self, total: int | None) -> Iterator[str]:
-        """Sentences on counts that are wrong in the file, empty groups, and rewards."""
+        """Yield sentences about wrong counts in the file, empty groups, and rewards."""
         steps = sum(demo.steps for demo in self._found.values())
         if total is not None and total != steps:
-            yield f"the file claims {total:,} steps, and its groups have {steps:,}"
+            yield f"the file states {total:,} steps, but its groups have {steps:,}"
         if self._claims:
             yield f"num_samples is not the number of steps in {self._claims:,} of {len(self._found):,} episodes"
         if self._empty:
@@ -532,19 +536,19 @@ class _Demos:
             yield f"the reward is NaN in {self._nan:,} of {steps:,} steps"
 
     def end_notes(self, ends: str | None) -> Iterator[str]:
-        """Sentences on how episodes end, and why."""
+        """Yield sentences about how episodes end, and why."""
         count, demos = len(self._found), self._found.values()
         if ends is not None:
-            yield f"all episodes end {ends}, as --ends states"
+            yield f"all episodes end {ends}, as --ends says"
         elif self.attributes.terminated:
             yield f"the attribute {MARK} states how episodes end"
         elif not self._has_dones:
             successes = sum(map(_has_succeeded, demos))
             also = f", also the {successes:,} of {count:,} with success" if successes else ""
-            yield f"there are no dones: episodes end truncated{also} (--ends terminated states otherwise)"
+            yield f"there are no dones: episodes end truncated{also} (--ends terminated changes this)"
         else:
             marked, terminated = sum(demo.done for demo in demos), sum(map(self._is_terminated, demos))
-            yield f"{_marked(marked, terminated, count)} (--ends states otherwise)"
+            yield f"{_marked(marked, terminated, count)} (--ends changes this)"
         if before := sum(demo.done_before for demo in demos):
             yield f"dones is set in {counted(before, 'step')} inside episodes: next.info.dones has them"
 
@@ -558,7 +562,7 @@ def _has_succeeded(demo: _Demo) -> bool:
 
 
 def _with_initial_rows(columns: Mapping[ColumnPath, StoredColumn], steps: int) -> dict[ColumnPath, StoredColumn]:
-    """Count the single row of a column of `initial_state` as fitting, and any other number as not."""
+    """Return the columns; one of `initial_state` counts as fitting if it has a single row, and as misfit otherwise."""
     return {
         path: StoredColumn(column.form, steps if column.rows == 1 else -1) if path[0] == INITIAL else column
         for path, column in columns.items()
@@ -572,7 +576,7 @@ def _others(file: GroupFile) -> Sequence[str]:
 def _marked(marked: int, terminated: int, count: int) -> str:
     """Describe how many of `count` episodes end with dones, and how many of these are terminated."""
     if not marked:
-        return "dones is set in no last step: episodes end truncated"
+        return "dones is never set in a last step: episodes end truncated"
     text = f"dones is set in the last step of {marked:,} of {count:,} episodes"
     if not terminated:
         return f"{text}, without a sparse reward of 1 or success: episodes end truncated"
@@ -586,10 +590,10 @@ _VERSION = re.compile(r"_v\d+$")
 
 
 class RobomimicSource(HubFolderSource):
-    """The repository `robomimic/robomimic_datasets`, of which every HDF5 file is a dataset.
+    """Downloads from the repository `robomimic/robomimic_datasets`, in which every HDF5 file is a dataset.
 
-    The id of `v1.5/lift/ph/low_dim_v15.hdf5` is `lift/ph/low_dim`. Files that would have the same id keep their
-    version, `lift/ph/low_dim_v15`, and their whole path where that is the same, too.
+    The id of `v1.5/lift/ph/low_dim_v15.hdf5` is `lift/ph/low_dim`. If two files would have the same id, both keep their
+    version, as in `lift/ph/low_dim_v15`, and if these are the same as well, their whole path.
     """
 
     name = "robomimic"
@@ -597,21 +601,21 @@ class RobomimicSource(HubFolderSource):
     suffixes = (".hdf5", ".h5")
 
     def datasets_among(self, files: Sequence[HubFile]) -> Mapping[str, Sequence[HubFile]]:
-        """Every file by its id."""
+        """Return every file by its id."""
         data = {file.path: file for file in self.data_files(files)}
         return {name: [data[path]] for name, path in ids_of(data).items()}
 
     def place_of(self, dataset_id: str) -> str | None:
-        """None: which file an id names depends on the others."""
+        """Return None, because the file of an id depends on the other files."""
         return None
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the name of the file does not state."""
+        """Return the id, which the name of the file does not tell."""
         return {"id": dataset_id}
 
 
 def ids_of(paths: Iterable[str]) -> dict[str, str]:
-    """Return ids of files, each the shortest that no other file could have, with the path of its file."""
+    """Return the path of each file by its id, the shortest one that no other file could have."""
     left, found = sorted(paths), dict[str, str]()
     for shorten in (_without_version, _without_release, _without_suffix):
         alike = defaultdict(list)

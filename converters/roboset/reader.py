@@ -1,6 +1,6 @@
-"""Reads, and downloads, RoboSet's HDF5 files: a group `TrialN` for each episode, in one file or in one for each seed.
+"""Reads and downloads RoboSet's HDF5 files, with a group `TrialN` for each episode, in one file or one for each seed.
 
-Imports h5py; never robohive or torch.
+It imports h5py, but neither robohive nor torch.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _SHOWN = 8
 
 
 class RobosetReader(GroupReader):
-    """A file of RoboSet, or a folder with any number of them; files in folders inside it are another dataset.
+    """Reads a file of RoboSet, or all files in a folder, but not those in its subfolders, which are other datasets.
 
-    `env_infos/NAME` becomes `info.NAME`, `time` and `user_cmd` keep their names. In one file, episodes bear the numbers
-    of their groups, `TrialN`. In several, they are numbered from 0 in the order of the files and of the trials in each;
-    the document `episodes.json` lists them. The seed of an episode is the one that the name of its file states.
+    `env_infos/NAME` becomes `info.NAME`, `time` and `user_cmd` keep their names. In a single file, episodes have the
+    numbers of their groups, `TrialN`. In several files, they are numbered from 0 in the order of the files and of the
+    trials in each; the document `episodes.json` lists them. The seed of an episode is taken from the name of its file.
 
-    Options: `ends` states whether `done` marks steps that are `terminated` (the default) or `truncated`; `id` the
-    published dataset that the files are.
+    Options: `ends` states whether `done` marks steps that are `terminated` (the default) or `truncated`; `id` is the id
+    of the published dataset.
 
     Raises FormatError for files of another layout, CorruptDataError for damaged ones. An episode that does not fit the
-    others is refused once it is asked for.
+    others raises an error when it is read.
     """
 
     option_names = frozenset({"ends", "id"})
@@ -76,12 +76,12 @@ class RobosetReader(GroupReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a whole HDF5 file with a group `TrialN`, or a folder whose first HDF5 file is one."""
+        """Return whether the file, or the first HDF5 file in the folder, is whole and has a group `TrialN`."""
         file = next(_files_at(path), None)
         return file is not None and has_name(_TRIAL, file)
 
     def on_open(self) -> None:
-        """Look for the files; all must be whole."""
+        """Find the files, all of which must be whole."""
         files = list(_files_at(self.path))
         if not files:
             raise FormatError(f"{self.path} is neither an HDF5 file nor a folder with one")
@@ -92,7 +92,7 @@ class RobosetReader(GroupReader):
         self.opened.open(0)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Look at the structure and the flags of every episode of every file."""
+        """Examine the structure and the flags of every episode of every file, and return the facts."""
         trials = _Trials()
         for index, path in enumerate(self.opened.paths):
             trials.examine(index, path, self.opened.open(index), progress)
@@ -124,7 +124,7 @@ class RobosetReader(GroupReader):
         )
 
     def read_flags(self, episode: GroupEpisode, group: GroupRows, start: int, stop: int) -> tuple[Array, Array]:
-        """Read `done`, as the option `ends` has it; the end of a group without it is truncated."""
+        """Read `done` with the meaning that the option `ends` gives it; a group that ends without it is truncated."""
         done, none = np.zeros((2, stop - start), bool)
         if self._done_form is not None:
             done = flags_of(group.array(_DONE, start, stop, self._done_form), _DONE, episode.name, start)
@@ -135,7 +135,7 @@ class RobosetReader(GroupReader):
 
 
 class _Trial:
-    """What was found in one group."""
+    """The findings about one group, which is an episode."""
 
     def __init__(self, file: int, number: int, seed: int | None) -> None:
         self.file, self.number, self.seed = file, number, seed
@@ -147,7 +147,7 @@ class _Trial:
 
 
 class _Trials:
-    """Looks at one file after the other; `files` are their names."""
+    """Examines one file after the other; `files` has their names."""
 
     def __init__(self) -> None:
         self.files: list[str] = []
@@ -159,7 +159,7 @@ class _Trials:
         self._paths: dict[Paths, Paths] = {}
 
     def examine(self, index: int, path: Path, file: GroupFile, progress: Callable[[int], None]) -> None:
-        """Look at all trials of a file, in the order of their numbers."""
+        """Examine all trials of a file, in the order of their numbers."""
         name = path.name
         self.files.append(name)
         found = {one: _TRIAL.fullmatch(one) for one in file.names()}
@@ -167,7 +167,7 @@ class _Trials:
         self.dropped += [Dropped(f"{name}/{one}", "its name is not TrialN") for one in others]
         numbers = sorted(int(match[1]) for match in found.values() if match)
         if not numbers:
-            raise FormatError(f"{path} has no groups TrialN, as the files of RoboSet have")
+            raise FormatError(f"{path} has no groups TrialN, which RoboSet's files have")
         seed = _SEED.search(path.stem)
         for number in numbers:
             trial = _Trial(index, number, int(seed[1]) if seed else None)
@@ -203,7 +203,7 @@ class _Trials:
         trial.done_before -= trial.done
 
     def episodes(self, ends: object) -> tuple[dict[int, GroupEpisode], list[dict[str, object]]]:
-        """The episodes by number, and which file and trial each is."""
+        """Return the episodes by number, and a list of the file and the trial of each."""
         found: dict[int, GroupEpisode] = {}
         mapping: list[dict[str, object]] = []
         several = len(self.files) > 1
@@ -220,7 +220,7 @@ class _Trials:
         return found, mapping
 
     def notes(self, ends: object, mapping: Sequence[Mapping[str, object]], final_step: FinalStep) -> Iterator[str]:
-        """Sentences on the numbers of episodes, what `done` means in the steps that are kept, and empty trials."""
+        """Yield sentences about the numbers of episodes, about `done` in the steps that are kept, and empty trials."""
         if len(self.files) > 1:
             ranges = ", ".join(_ranges(self.files, mapping))
             yield f"{len(self.files):,} files: {ranges}; the document {_EPISODES} lists all episodes"
@@ -238,13 +238,13 @@ class _Trials:
         early = sum(trial.done_next_to_last for trial in cut)
         marked, count = sum(trial.done for trial in whole) + early, len(whole) + sum(one.steps > 1 for one in cut)
         if not marked:
-            yield "done is set at no end of an episode: episodes end truncated"
+            yield "done is never set at the end of an episode: episodes end truncated"
         else:
             taken = ends or "terminated"
-            how = "as --ends states" if ends else "--ends truncated states otherwise"
+            how = "as --ends says" if ends else "--ends truncated changes this"
             yield f"done is set in the last step of {marked:,} of {count:,} episodes: those end {taken} ({how})"
         if early and ends != "truncated":
-            yield f"{early:,} of them {'is' if early == 1 else 'are'} truncated too: the step after is left out"
+            yield f"{early:,} of them {'is' if early == 1 else 'are'} also truncated: the step after is left out"
         if left := sum(trial.done for trial in cut):
             yield f"done is set in {counted(left, 'last step')} that --final-step leaves out"
         if before := sum(trial.done_before for trial in self._found) - early:
@@ -252,7 +252,7 @@ class _Trials:
 
 
 def _keys_of(found: SurveyedColumns) -> MappedColumns:
-    """Give every column its key; a column of another name than RoboSet's becomes an info, unless one has its key."""
+    """Map every column to its key in TED; columns with unknown names become infos, unless the key is taken."""
     mapped = MappedColumns()
     if not found.required:  # every episode has a problem
         return mapped
@@ -266,7 +266,7 @@ def _keys_of(found: SurveyedColumns) -> MappedColumns:
             continue
         key: Key = path if path in _OWN_KEYS else ("info", *map(safe_part, path))
         if any(key[: len(one)] == one or one[: len(key)] == key for one in taken):
-            mapped.dropped.append(Dropped(column_name(path), f"{_INFOS}/{column_name(path)} has its name"))
+            mapped.dropped.append(Dropped(column_name(path), f"{_INFOS}/{column_name(path)} has the same name"))
             continue
         mapped.columns.append(GroupColumn(path, key, "info", "step", form))
         if path not in _OWN_KEYS:
@@ -275,7 +275,7 @@ def _keys_of(found: SurveyedColumns) -> MappedColumns:
 
 
 def _ranges(files: Sequence[str], mapping: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    """Which episodes are in each of the first files."""
+    """Yield which episodes the first files have."""
     for file in files[:_SHOWN]:
         numbers = [one["episode"] for one in mapping if one["file"] == file]
         yield f"{file} has episodes {numbers[0]}..{numbers[-1]}" if numbers else f"{file} has none"
@@ -289,7 +289,7 @@ def _written(value: object) -> str:
 
 
 def _files_at(path: Path) -> Iterator[Path]:
-    """The file itself, or all HDF5 files in a folder, in natural order: seed2 comes before seed10."""
+    """Yield the file itself, or all HDF5 files in a folder, in natural order: seed2 comes before seed10."""
     if path.is_file():
         yield path
     elif path.is_dir():
@@ -297,12 +297,12 @@ def _files_at(path: Path) -> Iterator[Path]:
 
 
 class RobosetSource(HubFolderSource):
-    """The repository `jdvakil/RoboSet_Sim`, of which every folder with HDF5 files is a dataset."""
+    """Downloads from the repository `jdvakil/RoboSet_Sim`, in which every folder with HDF5 files is a dataset."""
 
     name = "roboset"
     repository = "jdvakil/RoboSet_Sim"
     suffixes = (".h5", ".hdf5")
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the folder of the files does not state."""
+        """Return the id, which the folder of the files does not tell."""
         return {"id": dataset_id}

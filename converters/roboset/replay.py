@@ -11,27 +11,26 @@ from ...core.experience_replay import BufferArguments, SourceExperienceReplay, r
 class RobosetExperienceReplay(SourceExperienceReplay):
     """A dataset of RoboSet as a buffer of TED steps; one that is not stored yet is downloaded first.
 
-    - `dataset_id`: an id of `available_datasets`, like `DAPG(expert)/door_v2d-v1`: exactly one folder, never those
-      whose names begin alike.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `roboset` below the storage root by default.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `dataset_id`: an id of `available_datasets`, like `DAPG(expert)/door_v2d-v1`, which names exactly one folder, and
+      no other folder whose name begins with it.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `roboset` below the storage root.
+    - `download`: whether to download a dataset that is not stored yet; `"force"` replaces a stored one.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
-    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
-      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches then have the shape
+      `[batch, longest]`, with `"mask"` (bool), which is true at steps, and `"traj_ids"`.
     - Arguments for an environment are refused, since none is made.
 
-    What is in `("next", "observation")` and `("next", "info")` never belongs to another episode, and is nowhere zero
-    unless the data are. The root has no flags, and an episode that `done` does not end is truncated. Episodes of
-    the files of several seeds have numbers of their own in `"episode"`. Rows are read from the disk when first touched;
-    what is edited, in a batch or in place, stays in this process. A dataset that is stored is opened without the
-    network.
+    `("next", "observation")` and `("next", "info")` never belong to another episode, and are never zero unless the data
+    are. The root has no flags, and an episode that `done` does not end is truncated. Episodes in the files of several
+    seeds have different numbers in `"episode"`. Rows are read from the disk when first accessed; edits, of a batch or
+    in place, stay in this process. A stored dataset is opened without the network.
 
-    DatasetNotFoundError (a FileNotFoundError) for an id that RoboSet does not have and for a dataset that is not there
-    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL; the values are the
-    source's.
+    Raises DatasetNotFoundError (a FileNotFoundError) for an id that RoboSet does not have and for a dataset that is not
+    stored and must not be downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid
+    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL; the values are those of the
+    source.
     """
 
     source = "roboset"

@@ -1,12 +1,13 @@
 """Exports to the pickle of a `ReplayBuffer` of Stable-Baselines3: `model.load_replay_buffer(DEST)`.
 
 It is written opcode by opcode, so that rows are never all in memory, and neither Stable-Baselines3 nor torch is needed.
-Observations that are several arrays make a `DictReplayBuffer`. The buffer has one row more than there are steps, since
-a full one would not say where its oldest row is.
+If there are several arrays of observations, the buffer is a `DictReplayBuffer`. The buffer has one row more than there
+are steps, because in a full buffer the newest row would count as followed by the oldest.
 
-A dataset that was made of a buffer with several environments gets as many again, if each has as many steps; any other
-dataset is the buffer of one environment, episode after episode. The algorithms of Stable-Baselines3 store actions of a
-Box scaled from its bounds to -1 and 1: actions of all other datasets are scaled in that way.
+A dataset that was made of a buffer with several environments is exported with as many environments, if all of them have
+the same number of steps; any other dataset becomes the buffer of one environment, episode after episode. The algorithms
+of Stable-Baselines3 store actions of a Box scaled from its bounds to -1 and 1, so actions are scaled, unless the
+dataset comes from Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _MADE = re.compile(rb"\x80\x05cstable_baselines3\.common\.buffers\n.*?" + _MARK.
 _HEAD = 200
 _CHUNK_BYTES = 4 << 20
 _ALL = ""
-"""The part of observations that are one array."""
+"""The name of the part if observations are a single array."""
 _CLASSES = {False: "ReplayBuffer", True: "DictReplayBuffer"}
 
 
@@ -48,7 +49,7 @@ class Sb3Exporter(RowSink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether it begins as the pickle of a buffer with our mark."""
+        """Return whether the file begins like the pickle of a buffer with our mark."""
         try:
             with os.fdopen(open_regular(path), "rb") as file:
                 return _MADE.match(file.read(_HEAD)) is not None
@@ -56,7 +57,7 @@ class Sb3Exporter(RowSink):
             return no_match(error)
 
     def prepare(self) -> None:
-        """Find the parts of observations, the environments and the spaces."""
+        """Determine the parts of observations, the environments and the spaces."""
         self.refuse({"bfloat16", "complex64", "complex128"}, "Stable-Baselines3")
         observations = leaves_of(self.chosen.fields, "observation")
         single = len(observations) == 1 and len(observations[0].key) == 1
@@ -64,7 +65,7 @@ class Sb3Exporter(RowSink):
         if len(self._parts) < len(observations) or any(len(field.key) > 2 for field in observations):
             names = ", ".join(field.name for field in observations)
             raise SchemaError(
-                f"Stable-Baselines3 has one level of observations, and there are {names}",
+                f"Stable-Baselines3 does not have nested observations, but there are {names}",
                 hint="rename fields first: rbtool preprocess SRC --dest DEST --rename OLD=NEW",
             )
         self._action = only_leaf(self.chosen.fields, "action", "Stable-Baselines3")
@@ -79,13 +80,13 @@ class Sb3Exporter(RowSink):
         self._bounds = self._bounds_of_actions()
         self.note_both()
         if inside := self.flags_inside():
-            self.notes.append(f"dones are set in {inside:,} steps inside episodes, and end them there")
+            self.notes.append(f"dones are set in {inside:,} steps inside episodes, which end there in the buffer")
         for field, name in ((self._action, "actions"), (field_named(self.chosen.fields, NEXT_REWARD), "rewards")):
             if field.dtype == "float64":
                 self.notes.append(f"{name} are float32, as in every buffer of Stable-Baselines3")
 
     def _find_environments(self) -> list[list[int]]:
-        """The episodes of each environment, by their positions."""
+        """Return the positions of the episodes of each environment."""
         count, texts = len(self.chosen.rows), self.chosen.text or [{}] * len(self.chosen.rows)
         found: dict[str | None, list[int]] = {}
         for position, text in enumerate(texts):
@@ -96,7 +97,7 @@ class Sb3Exporter(RowSink):
         return list(found.values())
 
     def _space(self, role: str) -> Any:
-        """The space that the dataset records, if its leaves are of it; else one of all values of their types."""
+        """Return the space in the manifest, if the fields fit it; else a space of all values of their types."""
         from gymnasium import spaces
 
         fields = self._parts if role == "observation" else {_ALL: self._action}
@@ -107,7 +108,7 @@ class Sb3Exporter(RowSink):
                 parts = space.spaces if isinstance(space, spaces.Dict) else {_ALL: space}
                 if parts.keys() == fields.keys() and all(_fits(parts[part], field) for part, field in fields.items()):
                     return space
-        self.notes.append(f"the {role} space is not known: one that holds every value of the type is written")
+        self.notes.append(f"the {role} space is not known: a space of all values of the type is written")
         made = {
             part: space_of_fields([replace(field, key=(role,), shape=field.shape or (1,))], role)
             for part, field in fields.items()
@@ -115,7 +116,7 @@ class Sb3Exporter(RowSink):
         return made[_ALL] if _ALL in made else spaces.Dict(made)
 
     def _bounds_of_actions(self) -> tuple[Array, Array] | None:
-        """The bounds from which actions are scaled to -1 and 1; None where they are stored as they are."""
+        """Return the bounds from which actions are scaled to -1 and 1; None if they are stored unchanged."""
         space = self._spaces["action"]
         if not hasattr(space, "low") or self.chosen.reader.manifest.request.source == "sb3":
             return None
@@ -123,8 +124,8 @@ class Sb3Exporter(RowSink):
         if not (np.isfinite(low).all() and np.isfinite(high).all() and space.dtype.kind == "f"):
             if space.dtype.kind == "f":
                 self.notes.append(
-                    "actions are as in the dataset: Stable-Baselines3 takes them as scaled to -1 and 1, and the bounds "
-                    "are not known"
+                    "actions are unchanged, because their bounds are not known: Stable-Baselines3 expects actions "
+                    "scaled to -1 and 1"
                 )
             return None
         if (low != -1).any() or (high != 1).any():
@@ -132,7 +133,7 @@ class Sb3Exporter(RowSink):
         return low, high
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write the state of the buffer, with one array after the other."""
+        """Write the pickle piece by piece."""
         with LatchedFile(target) as file:
             for part in self._pickle(progress):
                 file.write(memoryview(part))
@@ -171,11 +172,11 @@ class Sb3Exporter(RowSink):
 
     @property
     def _rows(self) -> int:
-        """How many steps each environment has."""
+        """The number of steps of each environment."""
         return self.chosen.steps // len(self._environments)
 
     def _array(self, dtype: np.dtype[Any], shape: tuple[int, ...], chunks: Iterator[Array]) -> Iterator[bytes]:
-        """Pickle an array of all rows and one more as NumPy does, but piece by piece; `chunks` are its rows."""
+        """Pickle an array as NumPy does, but piece by piece, with a row of zeros after the rows in `chunks`."""
         lead = (self._rows + 1, len(self._environments))
         zeros = bytes(dtype.itemsize * math.prod((lead[1], *shape)))
         yield _global("numpy._core.numeric", "_frombuffer") + pickle.MARK
@@ -185,7 +186,7 @@ class Sb3Exporter(RowSink):
         yield zeros + _small(dtype) + _small((*lead, *shape)) + _text("C") + pickle.TUPLE + pickle.REDUCE
 
     def _chunks(self, key: Key, progress: Callable[[int], None] | None) -> Iterator[Array]:
-        """Yield rows `[n, environments, *shape]` of a leaf."""
+        """Yield rows `[n, environments, *shape]` of a field."""
         field = field_named(self.chosen.fields, key)
         size = max(1, _CHUNK_BYTES // max(1, field.row_bytes * len(self._environments)))
         columns = [_Column(self.chosen, key, positions) for positions in self._environments]
@@ -211,13 +212,13 @@ class Sb3Exporter(RowSink):
         for terminated, truncated in zip(*both, strict=True):
             flags = terminated | truncated if key == NEXT_TERMINATED else truncated & ~terminated
             done += len(flags)
-            if done == self._rows:  # where the recording stopped, the buffer has no flag
+            if done == self._rows:  # an episode in which the recording stopped has no flag in the buffer
                 flags[-1, opened] = False
             yield flags
 
 
 class _Column:
-    """The rows of a leaf of one environment, whose episodes are at `positions` of the chosen ones."""
+    """The rows of a field in one environment, whose episodes have these `positions` among the chosen ones."""
 
     def __init__(self, chosen: Chosen, key: Key, positions: Sequence[int]) -> None:
         self._reader, self._key = chosen.reader, key
@@ -228,7 +229,7 @@ class _Column:
         parts, number = [], int(np.searchsorted(self._stops, start, side="right"))
         while start < stop:
             _, last = self._spans[number]
-            offset = last - int(self._stops[number])  # from rows of the environment to rows of the dataset
+            offset = last - int(self._stops[number])  # from a row of the environment to its row in the dataset
             end = min(stop, int(self._stops[number]))
             parts.append(self._reader.read(self._key, start + offset, end + offset))
             start, number = end, number + 1
@@ -236,7 +237,7 @@ class _Column:
 
 
 def _fits(space: Any, field: Field) -> bool:
-    """Whether the rows of a leaf are elements of a space, as far as type and shape go."""
+    """Whether the rows of a field have the element type and shape of a space."""
     if type(space).__name__ == "Discrete":
         return field.shape in {(), (1,)} and field.numpy.kind in "iu"
     return bool(space.shape == field.shape and space.dtype == field.numpy)
@@ -252,5 +253,5 @@ def _text(text: str) -> bytes:
 
 
 def _small(value: object) -> bytes:
-    """Pickle a value so that it can stand inside another pickle: without the opcodes at the start and the end."""
+    """Pickle a value for use within another pickle, without the opcodes at the start and the end."""
     return pickle.dumps(value, protocol=3)[2:-1]

@@ -1,8 +1,11 @@
-"""Reads replay buffers of Stable-Baselines3, pickled or saved as npz. Never imports stable_baselines3.
+"""Reads replay buffers of Stable-Baselines3, pickled or saved as npz. stable_baselines3 is never imported.
 
-A buffer is a ring of rows with a column for each environment. `pos` is the row that would be written next, and `full`
-states whether the ring has come round: then that row is the oldest. A buffer that saves memory has no
-`next_observations`: the next row holds them, and the row at `pos` the next observations of the newest one.
+A buffer is a ring of rows with a column for each environment. `pos` is the row that would be written next; if `full` is
+set, the ring has wrapped around, and that row is the oldest. With `optimize_memory_usage`, a buffer has no
+`next_observations`: they are the observations of the next row, and the row at `pos` has those of the newest row:
+
+    slot          0   1   2   3   4        full, pos = 2: row 6 in slot 1 is the newest, row 3 in slot 3 the oldest;
+    observations  s5  s6  s7  s3  s4       s7, the next observation of row 6, has overwritten row 2
 
 Observations of a Dict space are an array for each name: `observations.NAME`, and `next_observations.NAME`.
 """
@@ -43,7 +46,7 @@ from ..files.readers import (
 OBSERVATIONS, NEXT_OBSERVATIONS, ACTIONS, REWARDS = "observations", "next_observations", "actions", "rewards"
 DONES, TIMEOUTS, POSITION, FULL = "dones", "timeouts", "pos", "full"
 EPISODE_START, EPISODE_LENGTH = "ep_start", "ep_length"
-"""What the buffer of hindsight experience replay (HER) knows of each row: where its episode starts, and its length."""
+"""Arrays of a buffer of hindsight experience replay (HER): the start and the length of the episode of each row."""
 _SINGLE = (ACTIONS, REWARDS, DONES)
 _OPTIONAL = (TIMEOUTS, EPISODE_START, EPISODE_LENGTH)
 _CLASS = rb"stable_baselines3\.(common\.buffers|her\.)|rbtool\.converters\.adapters\.sb3"
@@ -58,7 +61,7 @@ def looks_like_buffer(path: Path) -> bool:
     try:
         with NpzFile(path) as file, file.damage_first():
             shapes = [file.form(name)[1] for name in (*states, *_SINGLE)]
-    except CorruptDataError:  # of one of its arrays, which is named once the buffer is opened
+    except CorruptDataError:  # opening the buffer raises it again and names the array
         return True
     except (RbtoolError, OSError) as error:
         return no_match(error)
@@ -66,14 +69,14 @@ def looks_like_buffer(path: Path) -> bool:
 
 
 def _part_of(name: str, stem: str) -> str | None:
-    """The part of a Dict space that an array holds, "" for all of a space; None for an array of something else."""
+    """Return the part of a Dict space in an array's name, "" for any other space; None if the name has another stem."""
     if name == stem:
         return ""
     return name.removeprefix(f"{stem}.") if name.startswith(f"{stem}.") else None
 
 
 class _Arrays(Protocol):
-    """Arrays by name, of which rows are read, from an `NpzFile` or a pickle."""
+    """The interface of named arrays, which an `NpzFile` and a pickle implement."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -92,9 +95,10 @@ class _Arrays(Protocol):
 
 
 class _PickledArrays(Closing):
-    """The arrays of a pickled buffer, by the names that they have in npz; the process that unpickled it keeps them.
+    """The arrays of a pickled buffer, with the names that they have in npz files.
 
-    `dropped` names what has a row a step and is not an array. FormatError for the pickle of something else.
+    The process that unpickles the buffer keeps the arrays in its memory. `dropped` names attributes with a value for
+    each step that are not arrays. Raises FormatError for the pickle of something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,8 +121,8 @@ class _PickledArrays(Closing):
         kind, attributes = found.name.rpartition(".")[2], found.attributes
         if isinstance(attributes.get("_buffer"), dict):
             raise FormatError(
-                f"{self.path} is a {kind} of Stable-Baselines3 1.x, which keeps episodes apart: it is not read",
-                hint="load it with that version, and save its arrays as npz, as docs/reference/sb3.md has it",
+                f"{self.path} is a {kind} of Stable-Baselines3 1.x, which stores episodes apart and cannot be read",
+                hint="load it with that version, and save its arrays as npz, as docs/reference/sb3.md describes",
             )
         for name in (*_SINGLE, *_OPTIONAL, OBSERVATIONS, NEXT_OBSERVATIONS):
             value = attributes.get(name)
@@ -134,7 +138,7 @@ class _PickledArrays(Closing):
                 self._arrays[name] = np.array(value)
         if missing := [name for name in _SINGLE if name not in self._arrays]:
             raise FormatError(
-                f"{self.path} is a {kind}, and no replay buffer of Stable-Baselines3: it has no {missing[0]}"
+                f"{self.path} is a {kind}, which is not a replay buffer of Stable-Baselines3: it has no {missing[0]}"
             )
         if attributes.get("copy_info_dict") and isinstance(attributes.get("infos"), PickledList):
             self.dropped.append(Dropped("infos", "they are dictionaries of Python objects"))
@@ -162,13 +166,21 @@ class _PickledArrays(Closing):
 
 
 class Buffer(Closing):
-    """An open buffer. Rows are counted from the oldest; `rows` of them were written, for each of `environments`.
+    """An open buffer, whose rows are numbered from the oldest one.
 
-    `observations` are the names of the arrays with observations, by the part of a Dict space, "" where it is none.
-    `dones` and `timeouts` are bool `[rows, environments]`, `timeouts` None where none is set; `has_timeouts` states
-    whether they are stored. `has_next` states whether next observations are stored apart, `has_newest` whether the one
-    after the newest row is known otherwise. `unwritten` counts the rows at the end that are left out: where `pos` is
-    not stored, rows with zeros in every array.
+    Attributes:
+        rows: the number of rows that were written.
+        environments: the number of environments.
+        observations: the name of the array for each part of a Dict space; the part is "" for any other space.
+        next_observations: the same for next observations; {} if they are not stored.
+        dones: bool `[rows, environments]`.
+        timeouts: bool `[rows, environments]`; None if none is set.
+        has_timeouts: whether timeouts are stored.
+        has_next: whether next observations are stored in arrays of their own.
+        has_newest: whether the observation after the newest row is stored in the row after it.
+        has_state: whether `pos` is stored.
+        is_full: whether the ring was full.
+        unwritten: without `pos`, the number of rows at the end with zeros in every array, which are left out.
     """
 
     def __init__(self, path: Path, piece_bytes: int, *, trusted: bool) -> None:
@@ -208,8 +220,8 @@ class Buffer(Closing):
             dtype, found = self._file.form(name)
             if len(shape) != 2 or found[:2] != shape:
                 raise FormatError(
-                    f"{self.path}: {name} have shape {list(found)}, and dones {list(shape)}: rows and environments "
-                    "have to come first"
+                    f"{self.path}: {name} have shape {list(found)}, and dones {list(shape)}, expected the same two "
+                    "leading dimensions: rows and environments"
                 )
             try:
                 dtype_name(dtype)
@@ -229,7 +241,7 @@ class Buffer(Closing):
         self._size, self.environments = shape
 
     def _order(self) -> None:
-        """Find the oldest row, and how many there are."""
+        """Determine the oldest row and the number of rows."""
         position, full = self._state(POSITION), self._state(FULL)
         self.has_state, self.is_full, self.unwritten = position is not None, bool(full), 0
         if position is None:
@@ -239,11 +251,11 @@ class Buffer(Closing):
             return
         full = full or 0
         if not 0 <= position <= self._size or full not in (0, 1):
-            raise FormatError(f"{self.path}: pos is {position} and full {full}, in a buffer of {self._size:,} rows")
+            raise FormatError(f"{self.path}: pos is {position} and full {full}, but the buffer has {self._size:,} rows")
         position %= self._size if full and self._size else self._size + 1
         self._first, self.rows = (position, self._size) if full else (0, position)
         self.has_newest = not self.has_next and (bool(full) or position < self._size)
-        if full and not self.has_next:  # the oldest row has been overwritten with the newest observation
+        if full and not self.has_next:  # the newest observation has overwritten that of the oldest row
             self._first, self.rows = (position + 1) % self._size, self._size - 1
 
     def _state(self, name: str) -> int | None:
@@ -264,12 +276,12 @@ class Buffer(Closing):
         return found
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Element type and shape of a row of one environment."""
+        """Return the element type and the shape of a row of one environment."""
         dtype, shape = self._file.form(name)
         return dtype, shape[2:]
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)`, counted from the oldest; one more row is the newest observation."""
+        """Read rows `[start, stop)`; the row after the last one has the newest observation, if `has_newest`."""
         begin, end = self._first + start, self._first + stop
         parts = []
         for turn in range(begin // max(1, self._size), -(-end // max(1, self._size))):
@@ -278,26 +290,26 @@ class Buffer(Closing):
         return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
     def column(self, name: str) -> RowBlocks:
-        """Rows of a column, of which a block is kept."""
+        """Return the rows of a column, with a cache for one block."""
         dtype, shape = self._file.form(name)
         row = max(1, dtype.itemsize * int(np.prod(shape[1:])))
         total = self.rows + (self.has_newest and name in self.observations.values())
         return RowBlocks(lambda start, stop: self.read(name, start, stop), total, max(1, self._piece_bytes // row))
 
     def dropped(self) -> list[Dropped]:
-        """Name the arrays that are none of a buffer's."""
+        """Return the arrays that do not belong to a buffer."""
         known = {*self._rows, POSITION, FULL}
         found = [Dropped(name, "a replay buffer has no such array") for name in self._file.names if name not in known]
         return [*found, *(self._file.dropped if isinstance(self._file, _PickledArrays) else [])]
 
     def place_in_ring(self, row: int) -> int:
-        """The row of the ring that is so many after the oldest."""
+        """Return the slot of the ring that holds a row."""
         return (self._first + row) % self._size
 
     def stated_episode(self, row: int, environment: int) -> tuple[int, int] | None:
-        """What a buffer of HER states of the episode of a row: the row of the ring at which it starts, and its length.
+        """Return the slot at which the episode of a row starts, and its length, if the buffer stores them; else None.
 
-        The length is 0 while the episode is open, and once a part of it was overwritten. None where nothing is stated.
+        The length is 0 while the episode is unfinished, and after a part of it was overwritten.
         """
         if not {EPISODE_START, EPISODE_LENGTH} <= set(self._rows):
             return None
@@ -305,7 +317,7 @@ class Buffer(Closing):
         return start, length
 
     def _zero_tail(self) -> int:
-        """Count the rows at the end in which everything is 0, as in rows that were never written."""
+        """Count the rows at the end in which all arrays are 0, as in rows that were never written."""
         found, size = 0, max(1, min(self.rows, 4096))
         for stop in range(self.rows, 0, -size):
             start = max(0, stop - size)
@@ -319,7 +331,7 @@ class Buffer(Closing):
         return found
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError if the checksum of an array that was read is not the one stated."""
+        """Raise CorruptDataError if the checksum of an array that was read differs from the one in the file."""
         self._file.verify_read()
 
     def close(self) -> None:
@@ -331,18 +343,16 @@ _OBSERVATION: Key = ("observation",)
 
 
 class Sb3Reader(ColumnReader):
-    """The pickle of a `ReplayBuffer`, `DictReplayBuffer` or `HerReplayBuffer`, or an npz file with its arrays.
+    """Reads the pickle of a `ReplayBuffer`, `DictReplayBuffer` or `HerReplayBuffer`, or an npz file with its arrays.
 
-    Arrays are `[rows, environments, …]`.
+    Arrays are `[rows, environments, …]`. The rows of an environment are a stream of episodes; the episodes of the
+    first environment come first. `pos` and `full`, if they are stored, determine which rows were written, and which is
+    the oldest. `dones` end episodes; a step with `timeouts` is truncated, any other one is terminated. `observations`
+    become `observation`, and `next_observations` the observation under `next`, also where it differs from the following
+    row; parts of a Dict space are nested. HER stores real transitions, and relabels them only when a batch is drawn.
 
-    The rows of an environment are a stream of episodes; the first environment's come first. `pos` and `full`, if
-    they are there, state which rows were written, and which is the oldest. `dones` end episodes: with `timeouts`, those
-    are truncated and the others terminated. `observations` become `observation`, `next_observations` what is under
-    `next`, whether it follows or not; parts of a Dict space are nested there. HER stores real transitions: what it
-    relabels, it makes when a batch is drawn.
-
-    Options: `ends` states what `dones` mean where no `timeouts` are set, `terminated` (as in Stable-Baselines3, the
-    default) or `truncated`. `trust_pickle` allows a pickle to be read.
+    Options: `ends` states what `dones` mean if no `timeouts` are set: `terminated` (as in Stable-Baselines3, the
+    default) or `truncated`. `trust_pickle` allows reading a pickle.
 
     Raises FormatError for arrays that contradict each other and for the pickle of something else, UsageError for a
     pickle that is not trusted.
@@ -352,14 +362,14 @@ class Sb3Reader(ColumnReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is npz with a buffer's arrays, or begins as the pickle of a buffer."""
+        """Return whether the file is npz with a buffer's arrays, or begins like the pickle of a buffer."""
         try:
             return path.is_file() and (looks_like_buffer(path) or is_pickle_of(path, _CLASS))
         except (RbtoolError, OSError) as error:
             return no_match(error)
 
     def on_open(self) -> None:
-        """Open the file and read where episodes end."""
+        """Open the file and find the episodes."""
         self._buffer = Buffer(self.path, self.piece_bytes, trusted=bool(self.options.get("trust_pickle")))
         try:
             self._meaning = self._meaning_of_dones()
@@ -377,7 +387,7 @@ class Sb3Reader(ColumnReader):
             refuse_ends(self.path, self.options, "has timeouts, which state what ends episodes")
             return EndMeaning(terminated=True)
         which = "no timeouts are set" if self._buffer.has_timeouts else "there are no timeouts"
-        why = f"{which}, so that dones may be time limits, too; Stable-Baselines3 bootstraps from none"
+        why = f"{which}, so dones may also be time limits; Stable-Baselines3 treats all of them as terminations"
         return meaning_of_ends(self.options, "terminated", why)
 
     def _streams(self) -> tuple[list[ColumnEpisode], list[tuple[int, int]]]:
@@ -423,24 +433,24 @@ class Sb3Reader(ColumnReader):
         ]
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening read where episodes end."""
+        """Return the facts; the episodes were found when the file was opened."""
         progress(len(self.episodes))
         buffer = self._buffer
         notes = [self._meaning.note] if self._meaning.note else []
         if buffer.unwritten:
             notes.append(
                 f"pos is not stored: the first row is taken as the oldest, and the last {buffer.unwritten:,} rows, "
-                "which are 0 in all arrays, as never written: they are left out"
+                "which are 0 in all arrays, are left out as never written"
             )
         elif not buffer.has_state:
             notes.append("pos is not stored: the first row is taken as the oldest, and all rows as written")
         if buffer.is_full:
-            notes.append("the buffer was full: the first episode of each environment may lack its start")
+            notes.append("the buffer was full: the first episode of each environment may lack its beginning")
         notes += self._notes_on_stated_episodes()
         return self.facts_of("sb3", self.path.stem, notes, dropped=buffer.dropped())
 
     def _notes_on_stated_episodes(self) -> Iterator[str]:
-        """Compare complete episodes with what a buffer of HER states of them."""
+        """Compare complete episodes with the starts and lengths that a buffer of HER stores."""
         wrong = 0
         for one, (environment, start) in zip(self.episodes, self._places, strict=True):
             stated = self._buffer.stated_episode(start, environment) if one.terminated or one.truncated else None
@@ -448,14 +458,14 @@ class Sb3Reader(ColumnReader):
             if stated is not None and not overwritten:
                 wrong += stated != (self._buffer.place_in_ring(start), one.length)
         if wrong:
-            yield f"ep_start and ep_length state {counted(wrong, 'episode')} otherwise than dones, which are taken"
+            yield f"ep_start and ep_length contradict dones in {counted(wrong, 'episode')}: dones are used"
 
     def files(self) -> list[Path]:
-        """The one file."""
+        """Return the one file."""
         return [self.path]
 
     def verify_read(self) -> None:
-        """Verify the checksums of the arrays that were read."""
+        """Compare the arrays that were read with their checksums."""
         self._buffer.verify_read()
 
     def on_close(self) -> None:

@@ -1,12 +1,12 @@
-"""Reads the HDF5 files of Tianshou's `ReplayBuffer.save_hdf5`. Never imports tianshou.
+"""Reads the HDF5 files of Tianshou's `ReplayBuffer.save_hdf5`. tianshou is never imported.
 
-A file is the buffer object written out: `_meta` has an array with a row for each place of the buffer, whether it was
-written or not. A plain buffer is one ring. A manager (`VectorReplayBuffer` and others) has several, one after the
-other: `_extend_offset` are their edges, `_lengths` how many rows of each were written, `last_index` the newest row of
-each; its `_size` and `_insertion_idx` stay 0.
+A file is a dump of the buffer object: `_meta` has arrays with a row for each place of the buffer, written or not. A
+plain buffer is one ring. A manager (`VectorReplayBuffer` and others) has several rings, one after the other:
+`_extend_offset` has their edges, `_lengths` the number of written rows of each, `last_index` the newest row of each;
+its `_size` and `_insertion_idx` stay 0.
 
-Whatever HDF5 cannot hold is a pickle, as an array of int8 that `__data_type__` marks: arrays of Python objects in
-`info`, and the object's own parts, such as its generator, which are never needed.
+Values that HDF5 cannot hold are pickles, stored as arrays of int8 with the attribute `__data_type__`: arrays of Python
+objects in `info`, and attributes of the object, such as its generator, which are not needed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _OF_THE_OBJECT = frozenset(
         *("_original_meta", "_altered_indices"),
     }
 )
-"""Parts of the buffer object that are no data: what they state is in the rows too, or is only needed to sample."""
+"""Parts of the buffer object that are not read as data: they follow from the rows, or are only needed for sampling."""
 _PLACES: dict[str, tuple[str, Role, Timing]] = {
     "obs": ("observation", "observation", "state"),
     "act": ("action", "action", "step"),
@@ -79,7 +79,7 @@ _PLACES: dict[str, tuple[str, Role, Timing]] = {
 _CLASS = rb"tianshou\.data"
 _MOST_RINGS = 1 << 20
 _TEXTS = 1 << 14
-"""Texts in memory at a time."""
+"""The number of texts that are in memory at a time."""
 _DOCUMENT = "tianshou.json"
 _REQUIRED = ("obs", "act", "rew")
 _TEXT = "text"
@@ -88,7 +88,7 @@ _UNTRUSTED = "it is a pickle of Python objects: --trust-pickle reads it"
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """A ring of `size` places from `first` on, of which `rows` were written; the oldest is `oldest` after `first`."""
+    """A ring of `size` places from `first` on, with `rows` written rows, the oldest at place `first + oldest`."""
 
     first: int
     size: int
@@ -107,7 +107,7 @@ class _Ring:
 
 
 class _Rows:
-    """The written rows of all rings, one ring after the other, each in the order of time."""
+    """The written rows of all rings, ring after ring, and in each ring in the order of time."""
 
     def __init__(self, rings: Sequence[_Ring]) -> None:
         self.spans = [span for ring in rings for span in ring.spans() if span[0] < span[1]]
@@ -115,7 +115,7 @@ class _Rows:
         self.total = int(self._stops[-1]) if self.spans else 0
 
     def read(self, read: Callable[[int, int], Array], start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` in this order; `read` reads rows as they are in the file."""
+        """Read rows `[start, stop)` in this order; `read` reads a range of places in the file."""
         parts = list[Array]()
         number = int(np.searchsorted(self._stops, start, side="right"))
         while start < stop or not parts:
@@ -129,7 +129,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """An array: its element type, `_TEXT` for texts, the shape of a row, and how written rows are read in order."""
+    """An array: its element type (`_TEXT` for texts), the shape of a row, and a function that reads rows in order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -138,27 +138,28 @@ class _Stored:
 
 
 class TianshouReader(ColumnReader):
-    """A file that `save_hdf5` wrote of any buffer of Tianshou.
+    """Reads a file that `save_hdf5` of any buffer of Tianshou wrote.
 
-    `obs` becomes `observation`, and `obs_next` what is under `next`, whether it follows or not; `act` is `action`,
-    `rew` `next.reward`, `info/NAME` `next.info.NAME`, `policy/NAME` `policy.NAME`, any other array `info.NAME`. Groups
-    stay nested, and a text is one of each step. Rewards of several agents are `next.agents.reward`.
+    `obs` becomes `observation`, and `obs_next` the observation under `next`, also where it differs from the following
+    row; `act` becomes `action`, `rew` becomes `next.reward`, `info/NAME` becomes `next.info.NAME`, `policy/NAME`
+    becomes `policy.NAME`, and any other array becomes `info.NAME`. Groups stay nested, and texts are stored for each
+    step. Rewards of several agents are `next.agents.reward`.
 
-    Rows that were never written are left out. Each ring is a stream of episodes from its oldest row on; its newest row
-    ends an open episode unless a flag is set.
+    Rows that were never written are left out. Each ring is a stream of episodes from its oldest row on; if its newest
+    row has no flag, it ends an unfinished episode.
 
-    Options: `trust_pickle` allows arrays of Python objects to be read. `ends` states what `done` means, `terminated`
-    (the default) or `truncated`, in a file of a version that stored nothing else.
+    Options: `trust_pickle` allows reading arrays of Python objects. `ends` states what `done` means in files of old
+    versions, which have no other flag: `terminated` (the default) or `truncated`.
 
     Raises FormatError for a file whose parts contradict each other, for pickles of buffers, and for other files that
-    Tianshou writes, CorruptDataError for damage.
+    Tianshou writes, CorruptDataError for damaged files.
     """
 
     option_names = frozenset({"ends", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is HDF5 with the parts of a buffer, or begins as the pickle of one."""
+        """Return whether the file is HDF5 with the parts of a buffer, or begins like the pickle of one."""
         try:
             if not path.is_file():
                 return False
@@ -168,10 +169,10 @@ class TianshouReader(ColumnReader):
             return no_match(error)
 
     def on_open(self) -> None:
-        """Open the file, and read where episodes end."""
+        """Open the file, and find the rings and the episodes."""
         if is_pickle_of(self.path, _CLASS):
             raise FormatError(
-                f"{self.path} is the pickle of a buffer of Tianshou, which is not read",
+                f"{self.path} is the pickle of a buffer of Tianshou, which cannot be read",
                 hint="load it with Tianshou, and write it with buffer.save_hdf5(path)",
             )
         require_whole_h5(self.path)
@@ -192,8 +193,8 @@ class TianshouReader(ColumnReader):
         meta = self._file.get(_META)
         if not isinstance(meta, h5py.Group):
             raise FormatError(
-                f"{self.path} has no group {_META!r}: Tianshou's save_hdf5 has not written it",
-                hint="arrays at the root, which to_hdf5 writes, are read with --from table --map",
+                f"{self.path} has no group {_META!r}, which Tianshou's save_hdf5 writes",
+                hint="--from table --map reads arrays at the root, which to_hdf5 writes",
             )
         self._arrays = {name: item for name, item in datasets_in(meta) if isinstance(item, h5py.Dataset)}
         self._size = self._number("maxsize", "_maxsize")
@@ -211,12 +212,12 @@ class TianshouReader(ColumnReader):
         self.columns = list(self._lay_out())
         for name in map(str, self._file):
             if name not in _OF_THE_OBJECT:
-                self._dropped.append(Dropped(name, "the buffers of Tianshou have no such part"))
+                self._dropped.append(Dropped(name, "Tianshou's buffers have no such part"))
 
     # The rings -----------------------------------------------------------------------------------
 
     def _number(self, *names: str) -> int:
-        """Return an attribute of the buffer, by its name in this or an older version."""
+        """Return an attribute of the buffer, which may have one of several names in different versions."""
         for name in names:
             if name in self._file.attrs:
                 value = np.asarray(self._values.attribute(self._root, name))
@@ -249,34 +250,30 @@ class TianshouReader(ColumnReader):
         sizes = np.diff(edges).tolist()
         if edges[:1] != [0] or edges[-1] != self._size or any(size < 0 for size in sizes):
             raise FormatError(
-                f"{self.path}: the buffers in it begin at {edges[:-1]}, with {self._size:,} places in all"
+                f"{self.path}: its buffers begin at {edges[:-1]}, which does not fit its {self._size:,} places"
             )
         lengths, newest = self._numbers(_LENGTHS, len(sizes)), self._numbers(_LAST, len(sizes))
         for number, (first, size, rows, last) in enumerate(zip(edges[:-1], sizes, lengths, newest, strict=True)):
             at = last - first
             if not 0 <= rows <= size or (rows and not 0 <= at < size) or (0 < rows < size and at != rows - 1):
                 raise FormatError(
-                    f"{self.path}: buffer {number} has {rows:,} of {size:,} rows, and its newest is {at:,}: they "
-                    "contradict each other"
+                    f"{self.path}: buffer {number} has {rows:,} of {size:,} rows, but its newest row is {at:,}"
                 )
             yield _Ring(first, size, rows, (at + 1) % size if rows and rows == size else 0)
 
     def _single_ring(self) -> _Ring:
         if "buffer_num" in self._file.attrs:
             raise FormatError(
-                f"{self.path} has several buffers, and no {_LENGTHS}, which state how many rows they have"
+                f"{self.path} has several buffers, but no {_LENGTHS}, which states how many rows each of them has"
             )
         rows, following = self._number("_size"), self._number("_insertion_idx", "_index")
         if rows > self._size or following not in (range(self._size) if rows == self._size else (rows,)):
-            raise FormatError(
-                f"{self.path} has {rows:,} of {self._size:,} rows, and row {following:,} is written next: they "
-                "contradict each other"
-            )
+            raise FormatError(f"{self.path} has {rows:,} of {self._size:,} rows, but row {following:,} is written next")
         if _LAST in self._file and rows:
             newest = self._numbers(_LAST, 1)[0]
             made_of_arrays = not following and not newest  # from_data sets neither
             if newest != (following - 1) % self._size and not made_of_arrays:
-                raise FormatError(f"{self.path}: its newest row is {newest:,}, and row {following:,} is written next")
+                raise FormatError(f"{self.path}: its newest row is {newest:,}, but row {following:,} is written next")
         return _Ring(0, self._size, rows, following if rows == self._size else 0)
 
     # The episodes --------------------------------------------------------------------------------
@@ -293,11 +290,11 @@ class TianshouReader(ColumnReader):
     def _flag(self, name: str) -> Array:
         item = self._arrays[name]
         if name in self._pickled or item.dtype.kind not in "biuf" or item.shape not in ((self._size,), (self._size, 1)):
-            raise FormatError(f"{self.path}: {name} is {item.dtype} {list(item.shape)}, expected a flag a row")
+            raise FormatError(f"{self.path}: {name} is {item.dtype} {list(item.shape)}, expected one flag per row")
         return zero_or_one(self._read_rows(name)(0, self._written.total), f"{self.path}: {name}")
 
     def _find_flags(self) -> tuple[Array, Array]:
-        """Return `terminated` and `truncated` of all rows; either is true in the last row of an episode alone."""
+        """Return `terminated` and `truncated` of all rows; each of them marks the last row of an episode."""
         flags = {name: self._flag(name) for name in _FLAGS if name in self._arrays}
         none = np.zeros(self._written.total, bool)
         if _TERMINATED in flags or _TRUNCATED in flags:
@@ -334,7 +331,7 @@ class TianshouReader(ColumnReader):
             stops = (np.flatnonzero(ends[first : first + ring.rows]) + first + 1).tolist()
             if ring.rows and (not stops or stops[-1] != first + ring.rows):
                 stops.append(first + ring.rows)
-            environment = number - cached  # the first ring of a cached buffer has episodes of all environments
+            environment = number - cached  # the first ring of a cached buffer collects episodes of all environments
             text = {"environment": str(environment)} if len(self._rings) > 1 and environment >= 0 else None
             for stop in stops:
                 flags = bool(terminated[stop - 1]), bool(truncated[stop - 1])
@@ -372,7 +369,7 @@ class TianshouReader(ColumnReader):
                 self._dropped.append(Dropped(name.replace("/", "."), error.message.removeprefix(f"{self.path}: ")))
                 continue
             if any(column.field.key in taken for column in found):
-                self._dropped.append(Dropped(name.replace("/", "."), "another array has its name"))
+                self._dropped.append(Dropped(name.replace("/", "."), "another array has the same name"))
                 continue
             taken |= {column.field.key for column in found}
             yield from found
@@ -384,7 +381,7 @@ class TianshouReader(ColumnReader):
         return (stem, *map(safe_part, rest)), role, timing
 
     def _columns_of(self, name: str, *, has_after: bool) -> Iterator[EpisodeColumn]:
-        """Make the column of an array, two for texts; FormatError, which says why, for one that has none."""
+        """Yield the column of an array, or two for texts; FormatError, which says why, if it cannot be a column."""
         key, role, timing = self._key_of(name)
         stored = self._stored(name)
         following = None
@@ -399,7 +396,7 @@ class TianshouReader(ColumnReader):
                 key, role, timing, shape = REWARD, "reward", "result", ()
             else:
                 key, role, timing = ("agents", "reward"), "info", "result"
-                self._notes.append(f"rewards have rows of shape {list(shape)}, one number an agent: next.agents.reward")
+                self._notes.append(f"rewards are {list(shape)}, one for each agent: they become next.agents.reward")
         if stored.dtype == _TEXT:
             yield from self._texts(key, timing, stored, following)
             return
@@ -407,7 +404,7 @@ class TianshouReader(ColumnReader):
         yield EpisodeColumn(Field(key, stored.dtype, shape, role), timing, self._of_episode(stored.rows, shape), after)
 
     def _stored(self, name: str) -> _Stored:
-        """Find out how an array is stored."""
+        """Return how an array is stored and read."""
         item = self._arrays[name]
         if name in self._pickled:
             return self._unpickled(name)
@@ -437,13 +434,13 @@ class TianshouReader(ColumnReader):
     # Texts and arrays of Python objects ----------------------------------------------------------
 
     def _texts(self, key: Key, timing: Timing, stored: _Stored, following: _Stored | None) -> Iterator[EpisodeColumn]:
-        """Make the two columns of a text with a value a step."""
+        """Yield the two columns of a text with a value for each step."""
         width = 1
         for start, stop in blocks(self._written.total, _TEXTS):
             for one in (stored, following):
                 width = width if one is None else max(width, *map(len, one.texts(start, stop)))
         if width > LONGEST_ROW:
-            raise FormatError(f"{self.path}: it has a text of {width:,} bytes, expected at most {LONGEST_ROW:,}")
+            raise FormatError(f"{self.path} has a text of {width:,} bytes, expected at most {LONGEST_ROW:,}")
 
         def encoded(texts: Callable[[int, int], list[bytes]], part: int) -> Callable[[int, int, int], Array]:
             field = text_fields(key, width)[part]
@@ -461,7 +458,7 @@ class TianshouReader(ColumnReader):
             return [bytes(text) for text in self._written.read(stored, start, stop)]
 
     def _unpickled(self, name: str) -> _Stored:
-        """Read an array of Python objects: numbers, arrays of one form, or texts."""
+        """Read an array of Python objects, which have to be numbers, arrays of one form, or texts."""
         trusted = self.options.get("trust_pickle")
         if _top(name) in _REQUIRED:
             require_trust(self.path, trusted, f"{name} is the pickle of Python objects, which can run anything")
@@ -475,25 +472,25 @@ class TianshouReader(ColumnReader):
         if all(isinstance(value, str) for value in values if value is not None):
             texts = [value.encode("utf-8", "surrogatepass") if isinstance(value, str) else b"" for value in values]
             if holes.any():
-                self._notes.append(f"{what}: {missing}, which is an empty text")
+                self._notes.append(f"{what}: {missing}, which becomes an empty text")
             return _Stored(_TEXT, (), texts=lambda start, stop: texts[start:stop])
         rows = self._stacked(name, values)
         if holes.any():
             if not (rows.dtype.kind == "f" or (rows.dtype.kind in "iu" and not inexact_as_float(rows).any())):
-                raise FormatError(f"{self.path}: {name}: {missing}, which {rows.dtype} cannot state")
+                raise FormatError(f"{self.path}: {name}: {missing}, which {rows.dtype} cannot represent")
             rows = rows if rows.dtype.kind == "f" else rows.astype(np.float64)
             rows[holes] = np.nan
-            self._notes.append(f"{what}: {missing}, which is NaN")
+            self._notes.append(f"{what}: {missing}, which becomes NaN")
         return _Stored(dtype_name(rows.dtype), rows.shape[1:], lambda start, stop: rows[start:stop])
 
     def _objects(self, name: str) -> list[Value | Array]:
-        """Unpickle the objects of the written rows, in the order of time; arrays and numbers of NumPy as arrays."""
+        """Unpickle the objects of the written rows, in order; arrays and numbers of NumPy become arrays."""
         with reading(repr(name), self.path):
             data = self._arrays[name][()].tobytes()
         with PickleReader(f"{self.path}: {name}", len(data)) as reader:
             found = reader.load(io.BytesIO(data), len(data))
             if not isinstance(found, PickledList) or found.shape != (self._size,):
-                raise FormatError(f"{self.path}: {name} is a pickle of something else than a row for each place")
+                raise FormatError(f"{self.path}: {name} is a pickle without a row for each place")
             values: list[Value | Array] = []
             for start, stop in self._written.spans:
                 values += reader.items(found, start, stop)
@@ -505,7 +502,7 @@ class TianshouReader(ColumnReader):
         return values
 
     def _stacked(self, name: str, values: Sequence[Value | Array]) -> Array:
-        """Make one array of numbers, or of arrays of one form, with zeros for None."""
+        """Stack numbers, or arrays of one form, to an array, with zeros for None."""
         given = [value for value in values if value is not None]
         found = [np.asarray(value) for value in given if isinstance(value, bool | int | float | np.ndarray)]
         if len(found) != len(given) or any(one.dtype.kind not in "biuf" for one in found):
@@ -521,21 +518,21 @@ class TianshouReader(ColumnReader):
     # The facts -----------------------------------------------------------------------------------
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State the facts; opening read where episodes end."""
+        """Return the facts; the episodes were found when the file was opened."""
         progress(len(self.episodes))
         full = [ring for ring in self._rings if ring.is_full]
         notes = list(self._notes)
         if full:
             some = f"{counted(len(full), 'buffer')} of {len(self._rings):,} in it {'was' if len(full) == 1 else 'were'}"
             which = "the buffer was" if len(self._rings) == 1 else some
-            notes.append(f"{which} full: the first episode there may lack its start")
-        names = sorted(name for name in self._file.attrs if isinstance(name, str))  # a damaged one is bytes
+            notes.append(f"{which} full: the first episode there may lack its beginning")
+        names = sorted(name for name in self._file.attrs if isinstance(name, str))  # damaged names are bytes
         attributes = {name: value for name in names if (value := self._plain(name)) is not None}
         stacked = attributes.get("stack_num", 1)
         if isinstance(stacked, int) and stacked > 1:
             notes.append(
-                f"stack_num is {stacked}: Tianshou stacks as many observations when it samples; they are stored one "
-                f"by one; {_DOCUMENT} has the number"
+                f"stack_num is {stacked}: Tianshou stacks that many observations when it samples, but stores single "
+                f"ones; {_DOCUMENT} has the number"
             )
         documents = {_DOCUMENT: json_file(attributes)}
         return self.facts_of("tianshou", self.path.stem, notes, dropped=self._dropped, documents=documents)
@@ -546,7 +543,7 @@ class TianshouReader(ColumnReader):
         return plain_value(value) if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf" else None
 
     def files(self) -> list[Path]:
-        """The one file."""
+        """Return the one file."""
         return [self.path]
 
     def on_close(self) -> None:

@@ -1,12 +1,17 @@
-"""Reads, and downloads, V-D4RL's folders: npz files of one episode each, or HDF5 shards, with pixels.
+"""Reads and downloads V-D4RL's folders with pixels: npz files of one episode each, or HDF5 shards.
 
-Imports h5py; never dm_control or torch.
+It imports h5py, but neither dm_control nor torch.
 
-Row i has the observation, and the action and reward that led to it: the first row of an episode has neither. So step i
-of an episode takes its observation from row i, and its action, reward and discount from row i + 1.
+Row i has an observation, and the action and reward that led to it, which are not used in the first row of an episode.
+So step i of an episode takes its observation from row i, and its action, reward and discount from row i + 1:
 
-In shards, episodes follow one another. A shard may stop in the middle of an episode, which the next one continues: the
-rows of all shards are one table.
+    row          0   1   2   3
+    observation  s0  s1  s2  s3      step 0: s0, a0, r0, next s1
+    action       -   a0  a1  a2      step 1: s1, a1, r1, next s2
+    reward       -   r0  r1  r2      step 2: s2, a2, r2, next s3
+
+Shards are consecutive parts of one table of rows: a shard may stop in the middle of an episode, which the next one
+continues.
 """
 
 from __future__ import annotations
@@ -66,7 +71,7 @@ def looks_like_vd4rl(names: Iterable[str]) -> bool:
 
 
 class ArrayFile(Closing):
-    """An open file of arrays that have a row each for every observation; raises our errors for damaged files."""
+    """An open file of arrays with a row for each observation; methods raise CorruptDataError for damaged files."""
 
     path: Path
     names: tuple[str, ...]
@@ -74,14 +79,14 @@ class ArrayFile(Closing):
 
     @abstractmethod
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Return element type and shape of an array."""
+        """Return the element type and the shape of an array."""
 
     @abstractmethod
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` as a fresh array in the byte order of this machine."""
 
     def why_no_numbers(self, name: str) -> str:
-        """Return why an array is not of numbers with a row each; empty where it is."""
+        """Return why an array does not consist of rows of numbers; "" if it does."""
         dtype, shape = self.form(name)
         if dtype.hasobject:
             return "it is not an array of numbers"
@@ -135,7 +140,7 @@ class Hdf5Rows(ArrayFile):
 
 @dataclass(frozen=True, slots=True)
 class ArrayColumn:
-    """An array as a field of TED; of `step` and `result` the values of a step are in the row after it."""
+    """An array as a field of TED; with the timing `step` or `result`, the value of a step is in the following row."""
 
     name: str
     field: Field
@@ -144,7 +149,7 @@ class ArrayColumn:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a file, what of it is left out, and the number of its rows; `flag_rows` of its flags."""
+    """The columns of a file, the arrays that are left out, and the numbers of rows of the columns and of the flags."""
 
     columns: tuple[ArrayColumn, ...]
     dropped: tuple[Dropped, ...]
@@ -153,9 +158,10 @@ class Layout:
 
 
 def layout_of(file: ArrayFile, flags: Iterable[str]) -> Layout:
-    """Return the columns of a file, of which `flags` are not fields; FormatError for arrays that make no sense.
+    """Return the layout of a file, whose `flags` do not become fields.
 
-    All arrays have as many rows; only all of the flags may have one more.
+    All arrays must have the same number of rows; only the flags may all have one row more. Raises FormatError for
+    missing arrays and unexpected forms.
     """
     pixels = next((name for name in _IMAGES if name in file.names), None)
     if pixels is None or not set(_REQUIRED) <= set(file.names):
@@ -193,7 +199,7 @@ def _why_not(file: ArrayFile, name: str, key: Key, taken: list[Key], rows: int) 
     if why := why_no_key(key, taken, "array"):
         return why
     there = file.form(name)[1][0]
-    return "" if there == rows else f"it has {there:,} rows, and there are {rows:,} observations"
+    return "" if there == rows else f"it has {there:,} rows, but there are {rows:,} observations"
 
 
 def _column(file: ArrayFile, name: str, key: Key, timing: Timing) -> ArrayColumn:
@@ -208,7 +214,7 @@ def flag_rows(file: ArrayFile, name: str, start: int, stop: int) -> Array:
 
 
 def form_of(columns: Iterable[ArrayColumn]) -> str:
-    """List the columns for people."""
+    """Return the names, element types and shapes of columns as text."""
     return ", ".join(f"{column.name} {column.field.dtype} {list(column.field.shape)}" for column in columns)
 
 
@@ -219,10 +225,10 @@ _FLAG_ROWS = BLOCK_BYTES // 16
 
 @dataclass(frozen=True, slots=True)
 class RowEpisode:
-    """Rows `[start, stop)` of one observation each; the rows after the first one have what led to them.
+    """Rows `[start, stop)` of an episode, with one observation each.
 
-    `begins` states that the first row comes from a reset, `ended` that a flag marks the last row, `terminated` that
-    nothing comes after it. `text` belongs to the episode.
+    `begins` states that the first row is the one after a reset, `ended` that a flag marks the last row, `terminated`
+    that the episode is terminated there. `text` has the texts of the episode.
     """
 
     number: int
@@ -239,7 +245,7 @@ class RowEpisode:
 
 @dataclass(frozen=True, slots=True)
 class FoundEpisodes:
-    """What a look at all files found: `damaged` has the episodes that cannot be read, and why."""
+    """The columns and episodes of all files; `damaged` has an error for each episode that cannot be read."""
 
     columns: tuple[ArrayColumn, ...]
     dropped: tuple[Dropped, ...]
@@ -249,25 +255,25 @@ class FoundEpisodes:
 
 
 class FileEpisodes(Closing, ABC):
-    """The episodes of `files`, which are in the order of their rows."""
+    """The episodes of `files`, in the order of their rows."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = list(files)
 
     @abstractmethod
     def find(self, progress: Callable[[int], None]) -> FoundEpisodes:
-        """Find the episodes; `progress` takes how many more were looked at. Raises FormatError where there are none."""
+        """Find the episodes, and call `progress` with the number of new ones; FormatError if there are none."""
 
     @abstractmethod
     def read(self, episode: RowEpisode, name: str, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` of an array; all of them belong to the episode."""
+        """Read rows `[start, stop)` of an array, all of which belong to the episode."""
 
     def verify_read(self, episode: RowEpisode) -> None:
-        """Raise CorruptDataError if what was read of the episode is damaged, where there are checksums of it."""
+        """Raise CorruptDataError if an array that was read of the episode has another checksum; HDF5 has none."""
 
 
 class EpisodeFiles(FileEpisodes):
-    """Npz files, each an episode; numbered in the order of their names."""
+    """Npz files with an episode each, numbered in the order of their names."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(files)
@@ -285,7 +291,7 @@ class EpisodeFiles(FileEpisodes):
                     layout = layout_of(file, FLAGS)
                     if first is not None and layout.columns != first.columns:
                         raise FormatError(
-                            f"{path} has other arrays than {self.files[min(episodes)].name}: "
+                            f"{path} and {self.files[min(episodes)].name} have different arrays: "
                             f"{form_of(layout.columns)}, and {form_of(first.columns)}"
                         )
                     episodes[number] = self._episode(file, layout, number)
@@ -302,7 +308,7 @@ class EpisodeFiles(FileEpisodes):
         notes = [*_notes(episodes, odd_starts)]
         if cut:
             which = "1 file" if cut == 1 else f"{cut:,} files"
-            notes.append(f"the last row of {which} is missing: the flags alone have one")
+            notes.append(f"the last row of {which} is missing: only the flags have it")
         return FoundEpisodes(first.columns, tuple(dropped.values()), episodes, damaged, tuple(notes))
 
     def _episode(self, file: NpzRows, layout: Layout, number: int) -> RowEpisode:
@@ -311,16 +317,16 @@ class EpisodeFiles(FileEpisodes):
         is_cut, rows = layout.flag_rows > layout.rows, layout.flag_rows
         if is_cut and (file.read("action", 0, 1).any() or file.read("reward", 0, 1).any()):
             raise FormatError(
-                f"{file.path}: its flags have {rows:,} rows, and the rest {layout.rows:,}, of which the first one has "
-                "an action or a reward: which row is missing cannot be determined"
+                f"{file.path}: its flags have {rows:,} rows, but the other arrays {layout.rows:,}, and the first row "
+                "has an action or a reward: it is not known which row is missing"
             )
         marked = {name: _marked(file, name, rows) for name in FLAGS if name in file.names}
         if IS_FIRST in marked and marked[IS_FIRST] != [0]:
-            raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, expected 0 alone")
+            raise FormatError(f"{file.path}: is_first is set in rows {_some(marked[IS_FIRST])}, expected only row 0")
         for name in (IS_LAST, IS_TERMINAL):
             if name in marked and marked[name] not in ([], [rows - 1]):
                 raise FormatError(
-                    f"{file.path}: {name} is set in rows {_some(marked[name])}, expected {rows - 1:,} alone: a file "
+                    f"{file.path}: {name} is set in rows {_some(marked[name])}, expected only row {rows - 1:,}: a file "
                     "is one episode"
                 )
         text = {"file": file.path.name}
@@ -351,7 +357,7 @@ class EpisodeFiles(FileEpisodes):
 
 
 class Shards(FileEpisodes):
-    """HDF5 shards, whose rows follow one another."""
+    """HDF5 shards, which are consecutive parts of one table of rows."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         super().__init__(in_order(files))
@@ -375,10 +381,10 @@ class Shards(FileEpisodes):
                 raise FormatError(f"{path} has no {STEP_TYPE!r}, which marks where episodes start and end")
             found.append(layout_of(shard, (STEP_TYPE,)))
             if found[-1].flag_rows != found[-1].rows:
-                raise FormatError(f"{path}: step_type has another number of rows than the observations")
+                raise FormatError(f"{path}: step_type and the observations have different numbers of rows")
             if found[-1].columns != found[0].columns:
                 raise FormatError(
-                    f"{path} has other arrays than {self.files[0].name}: {form_of(found[-1].columns)}, and "
+                    f"{path} and {self.files[0].name} have different arrays: {form_of(found[-1].columns)}, and "
                     f"{form_of(found[0].columns)}"
                 )
         return found
@@ -410,7 +416,7 @@ class Shards(FileEpisodes):
         return FoundEpisodes(self._layouts[0].columns, tuple(dropped.values()), episodes, {}, tuple(notes))
 
     def _step_types(self) -> tuple[Array, set[int]]:
-        """Return the step type of all rows, and the rows that are LAST and have a discount of 0."""
+        """Return the step type of all rows, and the rows of type LAST with a discount of 0."""
         kinds, ends = [np.zeros(0, np.int8)], set[int]()
         for number, layout in enumerate(self._layouts):
             shard = self._shard(number)
@@ -428,7 +434,7 @@ class Shards(FileEpisodes):
         return np.concatenate(kinds), ends
 
     def _gaps(self) -> list[int]:
-        """Return the rows before which a shard is missing."""
+        """Return the first row after each missing shard."""
         numbers = [_number_of(path) for path in self.files]
         return [
             self._starts[at + 1]
@@ -453,15 +459,15 @@ class Shards(FileEpisodes):
 
 
 def in_order(shards: Sequence[Path]) -> list[Path]:
-    """Sort shards by the last number in their names; FormatError where one has none, or two of them have the same."""
+    """Sort shards by the last number in their names; FormatError if one has no number, or two have the same."""
     numbers = {path: _number_of(path) for path in shards}
     if len(shards) > 1:
         without = [path.name for path, number in numbers.items() if number is None]
         if without:
-            raise FormatError(f"{without[0]} has no number in its name: the order of the shards cannot be determined")
+            raise FormatError(f"{without[0]} has no number in its name: the order of the shards is not known")
         twice = [path.name for path in shards if list(numbers.values()).count(numbers[path]) > 1]
         if twice:
-            raise FormatError(f"{' and '.join(sorted(twice)[:2])} have the same number: their order is not determined")
+            raise FormatError(f"{' and '.join(sorted(twice)[:2])} have the same number: their order is not known")
     return sorted(shards, key=lambda path: (numbers[path] or 0, path.name))
 
 
@@ -478,7 +484,7 @@ def _missing(files: Sequence[Path]) -> list[int]:
 
 
 def _marked(file: ArrayFile, name: str, rows: int) -> list[int]:
-    """The rows in which a flag is set; some of them, where they are many."""
+    """Return the rows in which a flag is set; only some of them if there are many."""
     found: list[int] = []
     for start, stop in blocks(rows, _FLAG_ROWS):
         found += (start + np.flatnonzero(flag_rows(file, name, start, stop))[:1000]).tolist()
@@ -500,7 +506,7 @@ def _notes(episodes: Mapping[int, RowEpisode], odd_starts: int) -> Iterator[str]
         yield f"{_episodes(single)} {'is' if len(single) == 1 else 'are'} left out: one row, which is not a step"
     cut = [one.number for one in episodes.values() if not one.begins]
     if cut:
-        yield f"{_episodes(cut)} {'begins' if len(cut) == 1 else 'begin'} in the middle: the rows before are not there"
+        yield f"{_episodes(cut)} {'begins' if len(cut) == 1 else 'begin'} in the middle: the rows before are missing"
     open_ends = [one.number for one in episodes.values() if len(one) and not one.ended]
     if open_ends:
         kept = "ends without a flag: it is unfinished, and kept"
@@ -510,8 +516,8 @@ def _notes(episodes: Mapping[int, RowEpisode], odd_starts: int) -> Iterator[str]
     if odd_starts:
         some = "1 episode" if odd_starts == 1 else f"{odd_starts:,} episodes"
         yield (
-            f"the first row of {some} has an action that is not 0: rows of this layout hold the "
-            "action that led to them, so it belongs to no step"
+            f"the first row of {some} has an action that is not 0: a row holds the action that led to it, so this one "
+            "belongs to no step"
         )
 
 
@@ -520,17 +526,17 @@ _SUITES = frozenset({"main", "distracting", "multitask"})
 
 
 class Vd4rlReader(SurveyedReader[FoundEpisodes]):
-    """A folder of V-D4RL, or one of its files: npz of one episode each (64px), or HDF5 shards (84px).
+    """Reads a folder of V-D4RL, or one of its files: npz files of one episode each (64px), or HDF5 shards (84px).
 
-    `image` or `observation` becomes `pixels`, in the stored layout; `action`, `reward` and `discount` of a step come
-    from the row after it, since a row holds what led to it. Any other array with a row for each observation is
-    `state.NAME`. `is_init` is set in the first step after a reset. Episodes are truncated, or terminated where
-    `is_terminal` (without it, a `discount` of 0) marks the last row.
+    `image` or `observation` becomes `pixels`, in the stored layout; `action`, `reward` and `discount` of a step are
+    taken from the row after it, because a row holds what led to it. Any other array with a row for each observation
+    becomes `state.NAME`. `is_init` is set in the first step after a reset. An episode is terminated if `is_terminal`
+    (or, without it, a `discount` of 0) marks its last row, else truncated.
 
-    Npz files are in the order of their names, episode numbers are their places, and each episode has the name of its
-    `file` as text. Shards are in the order of their numbers, and episodes that go over their borders are joined.
+    Npz files are numbered as episodes in the order of their names, and each episode has the name of its file as the
+    text `file`. Shards are in the order of their numbers, and episodes that cross from one to the next are joined.
 
-    Option: `id`, the published dataset that the folder is. Raises FormatError for arrays that contradict each other,
+    Option: `id`, the id of the published dataset. Raises FormatError for arrays that contradict each other,
     CorruptDataError for damaged files.
     """
 
@@ -538,7 +544,7 @@ class Vd4rlReader(SurveyedReader[FoundEpisodes]):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a file, or a folder of files, with the arrays of V-D4RL."""
+        """Return whether the path is a file, or a folder of files, with the arrays of V-D4RL."""
         try:
             files = _files_at(path)
             return any(_looks_right(file) for file in files[:_TRIED])
@@ -549,12 +555,12 @@ class Vd4rlReader(SurveyedReader[FoundEpisodes]):
         """Find the files."""
         files = _files_at(self.path)
         if not files:
-            raise FormatError(f"{self.path} has no npz files and no HDF5 files, or both kinds")
+            raise FormatError(f"{self.path} has neither npz files nor HDF5 files, or both")
         is_npz = files[0].suffix.lower() == NPZ_SUFFIX or _begins_as_zip(files[0])
         self._episodes: FileEpisodes = EpisodeFiles(files) if is_npz else Shards(files)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts about the folder."""
         found = self.looked_over(progress)
         episodes = {number: one for number, one in found.episodes.items() if len(one)}
         numbers = sorted(episodes.keys() | found.damaged.keys())
@@ -582,7 +588,7 @@ class Vd4rlReader(SurveyedReader[FoundEpisodes]):
         return self._episodes.find(progress)
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes that cannot be read."""
+        """Raise the error of the first of these episodes that cannot be read."""
         refuse_damaged(numbers, self.found.damaged)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
@@ -621,7 +627,7 @@ class Vd4rlReader(SurveyedReader[FoundEpisodes]):
             yield _piece(one, {REWARD: rewards}, start, stop)
 
     def files(self) -> list[Path]:
-        """All files."""
+        """Return all files."""
         return self._episodes.files
 
     def on_close(self) -> None:
@@ -650,14 +656,14 @@ def _renamed(columns: Sequence[ArrayColumn]) -> dict[str, str]:
 
 
 def _id_of(path: Path) -> str:
-    """The path of a folder below the suite that it is in, as ids are; else its name."""
+    """Return the path of a folder from its suite on, which is the form of ids; else its name."""
     parts = path.absolute().parts
     at = max((place for place, part in enumerate(parts) if part in _SUITES), default=len(parts) - 1)
     return "/".join(parts[at:]) if path.is_dir() else path.stem
 
 
 def _files_at(path: Path) -> list[Path]:
-    """The file itself; of a folder its npz files by name, or its HDF5 files, none where it has both."""
+    """Return the file itself, or the npz files or HDF5 files of a folder, sorted; [] if it has both."""
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -680,9 +686,9 @@ def _begins_as_zip(file: Path) -> bool:
 
 
 class Vd4rlSource(HubFolderSource):
-    """The repository `conglu/vd4rl`: ids are paths below `vd4rl`, like `main/walker_walk/random/64px`.
+    """Downloads from the repository `conglu/vd4rl`: ids are paths below `vd4rl`, like `main/walker_walk/random/64px`.
 
-    An id names that very folder, and never another one whose path contains it.
+    An id names exactly this folder, and never another one whose path contains it.
     """
 
     name = "vd4rl"
@@ -691,5 +697,5 @@ class Vd4rlSource(HubFolderSource):
     suffixes = (".npz", ".hdf5")
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the folder of the files does not state."""
+        """Return the id, which the folder of the files does not tell."""
         return {"id": dataset_id}

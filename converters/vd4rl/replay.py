@@ -15,32 +15,31 @@ from ...core.transforms.keyed import Resize, ToTensorImage
 class VD4RLExperienceReplay(SourceExperienceReplay):
     """A dataset of V-D4RL as a buffer of TED steps with pixels; one that is not stored yet is downloaded first.
 
-    - `dataset_id`: one of `available_datasets`, like `main/walker_walk/random/64px`: the path of one folder, and never
-      part of a path.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `vd4rl` below the storage root by default.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
+    - `dataset_id`: one of `available_datasets`, like `main/walker_walk/random/64px`: the whole path of one folder.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `root`: the dataset is stored at `<root>/<dataset_id>`; the default is `vd4rl` below the storage root.
+    - `download`: whether to download a dataset that is not stored yet; `"force"` replaces a stored one.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
       writer refuses to add anything.
-    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches are then
-      `[batch, longest]`, with `"mask"` (bool) where a step is and `"traj_ids"`.
-    - `totensor`: whether `ToTensorImage` is applied after `transform`: batches then have `pixels` as `[..., 3, H, W]`,
-      fractions in float32, whichever layout is stored. Without, `pixels` are uint8 as stored: `[..., 64, 64, 3]` or
+    - `split_trajs`: whether elements are whole trajectories, padded to one length. Batches then have the shape
+      `[batch, longest]`, with `"mask"` (bool), which is true at steps, and `"traj_ids"`.
+    - `totensor`: whether `ToTensorImage` is applied after `transform`, so that `pixels` are float32 `[..., 3, H, W]`
+      from 0 to 1 for either stored layout. Otherwise `pixels` are uint8 as stored: `[..., 64, 64, 3]` or
       `[..., 3, 84, 84]`.
-    - `image_size`: the side of the images in batches, or height and width: `Resize` is applied last. Needs `totensor`.
+    - `image_size`: the side of the images in batches, or height and width; `Resize` is applied last. It needs
+      `totensor`.
     - `num_workers`: accepted for compatibility, without effect: files are fetched by threads.
     - Arguments for an environment are refused, since none is made.
 
     Elements have `pixels` and `("next", "pixels")`, which never belongs to another episode, `action`, `is_init` (set
-    in the first step of an episode), `("next", "reward")` and `("next", "discount")`, and `("state", NAME)` for the
-    states of the environment, where they are stored. `("next", "done")` is terminated or truncated; without any
-    termination, episodes are truncated. What is edited, in a batch or in place, stays in this process. A dataset that
-    is stored is opened without the network.
+    in the first step of an episode), `("next", "reward")` and `("next", "discount")`, and `("state", NAME)` for stored
+    states of the environment. `("next", "done")` is terminated or truncated; an episode without a termination is
+    truncated. Edits, of a batch or in place, stay in this process. A stored dataset is opened without the network.
 
-    DatasetNotFoundError (a FileNotFoundError) for an id that V-D4RL does not have and for a dataset that is not there
-    and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments that
-    make no sense, and what `rbtool.download` raises. Names and form follow TorchRL; the values are the
-    source's.
+    Raises DatasetNotFoundError (a FileNotFoundError) for an id that V-D4RL does not have and for a dataset that is not
+    stored and must not be downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid
+    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL; the values are those of the
+    source.
     """
 
     source = "vd4rl"

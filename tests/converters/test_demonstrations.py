@@ -701,7 +701,7 @@ def test_tianshou_texts_that_hdf5_holds_need_no_trust(tmp_path: Path) -> None:
 
 
 OBJECTS: dict[str, tuple[list[Any], str]] = {
-    "flags": ([True, None] + [False] * 13, "None in 1 step of 15, which bool cannot state"),
+    "flags": ([True, None] + [False] * 13, "None in 1 step of 15, which bool cannot represent"),
     "dictionaries": ([{"a": 1}] * 15, "neither numbers nor texts"),
     "ragged": ([np.zeros(1), np.zeros(2)] + [np.zeros(1)] * 13, "rows of different forms"),
     "nothing": ([None] * 15, "is None in all steps"),
@@ -804,22 +804,22 @@ TWO = [RANDOM, RANDOM]
         ([RANDOM], {"_meta__act": None}, "has no 'act' in _meta"),
         ([RANDOM], {"_meta__obs": np.zeros((14, 3), "f4")}, "obs has shape .14, 3., expected a row for each of 20"),
         ([RANDOM], {"_meta__obs_next": np.zeros((20, 3))}, "obs and obs_next have rows of different forms"),
-        ([RANDOM], {"_meta__terminated": np.zeros((20, 2), bool)}, "expected a flag a row"),
+        ([RANDOM], {"_meta__terminated": np.zeros((20, 2), bool)}, "expected one flag per row"),
         ([RANDOM], {"_meta__truncated": np.full(20, 2)}, "is 2 in row 0, expected 0 or 1"),
-        ([RANDOM], {"_size": 21}, "21 of 20 rows, and row 15 is written next"),
-        ([RANDOM], {"_insertion_idx": 14}, "they contradict each other"),
+        ([RANDOM], {"_size": 21}, "21 of 20 rows, but row 15 is written next"),
+        ([RANDOM], {"_insertion_idx": 14}, "but row 14 is written next"),
         ([RANDOM], {"last_index": [9]}, "its newest row is 9, and row 15"),
         ([RANDOM], {"maxsize": -1}, "maxsize is -1, expected a whole number"),
         ([RANDOM], {"maxsize": 1.5}, "expected a whole number"),
         ([RANDOM], {"_size": 0, "_insertion_idx": 0}, "has no steps"),
         ([RANDOM], {"_size": None}, "has no attribute '_size'"),
-        (TWO, {"_lengths": None}, "has several buffers, and no _lengths"),
+        (TWO, {"_lengths": None}, "has several buffers, but no _lengths"),
         (TWO, {"_lengths": [15]}, "_lengths has 1 numbers for 2 buffers"),
         (TWO, {"_lengths": [15, 21]}, "buffer 1 has 21 of 20 rows"),
         (TWO, {"last_index": [14, 3]}, "buffer 1 has 15 of 20 rows, and its newest is -17"),
         (TWO, {"last_index": [13, 34]}, "buffer 0 has 15 of 20 rows, and its newest is 13"),
-        (TWO, {"_extend_offset": [0, 20, 39]}, "with 40 places in all"),
-        (TWO, {"_extend_offset": [0, 50, 40]}, "with 40 places in all"),
+        (TWO, {"_extend_offset": [0, 20, 39]}, "does not fit its 40 places"),
+        (TWO, {"_extend_offset": [0, 50, 40]}, "does not fit its 40 places"),
         (TWO, {"_extend_offset": [0.0, 20.0, 40.0]}, "no list of whole numbers '_extend_offset'"),
     ],
 )
@@ -920,7 +920,7 @@ def test_sb3_a_full_her_buffer_is_compared_with_what_it_states_of_episodes(tmp_p
     odd["ep_start"][6] = 5
     path.write_bytes(pickled(odd))
     result = rbtool.convert(path, tmp_path / "odd", trust_pickle=True)
-    assert "ep_start and ep_length state 1 episode otherwise than dones, which are taken" in result.notes
+    assert "ep_start and ep_length contradict dones in 1 episode: dones are used" in result.notes
 
 
 @each(
@@ -1079,7 +1079,8 @@ def test_a_terminal_inside_a_path_ends_nothing_and_is_kept(tmp_path: Path) -> No
     path = changed_paths(tmp_path / "a.pickle", mark, random_episodes((5, 4)))
     result = rbtool.convert(path, tmp_path / "out", trust_pickle=True)
     assert (
-        "terminals are set in 1 step inside paths, where they end no episode: next.info.terminals has them" in result.notes
+        "terminals are set in 1 step inside paths, where they end no episode: next.info.terminals has them"
+        in result.notes
     )
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [5, 4]

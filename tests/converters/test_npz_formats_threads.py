@@ -43,12 +43,12 @@ def test_v_d4rl_13_files_with_a_row_more_of_the_flags(tmp_path: Path) -> None:
     cut = {name: values if name in flags else values[:-1] for name, values in episodes[1].items()}
     result = rbtool.convert(write_vd4rl(tmp_path / "last", [episodes[0], cut]), tmp_path / "out")
     assert (result.steps, result.boundary["end_of_file"]) == (8, 1)
-    assert "the last row of 1 file is missing: the flags alone have one" in result.notes
+    assert "the last row of 1 file is missing: only the flags have it" in result.notes
     assert rows(result.path, "next.pixels")[-1].tobytes() == episodes[1]["image"][-2].tobytes()
     with TedReader(result.path) as reader:
         assert reader.episodes.final.tolist() == [Final.OBSERVED] * 2
     first = {name: values if name in flags else values[1:] for name, values in episodes[1].items()}
-    with pytest.raises(FormatError, match="which row is missing cannot be determined"):
+    with pytest.raises(FormatError, match="it is not known which row is missing"):
         rbtool.convert(write_vd4rl(tmp_path / "first", [episodes[0], first]), tmp_path / "no")
     assert rbtool.convert(tmp_path / "first", tmp_path / "sound", skip_bad=True).steps == 5
 

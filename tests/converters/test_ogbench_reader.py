@@ -90,7 +90,7 @@ def test_the_rows_of_a_file_are_those_of_a_plain_reading(tmp_path: Path) -> None
     assert_equal_rows(result.path, plain_ogbench(columns))
     assert (result.steps, result.episodes, result.boundary["truncated"]) == (98, 4, 4)
     assert result.renamed_keys["qpos"] == "info.qpos"
-    assert any(f"{NAME}-val.npz is not part of it" in note for note in result.notes)
+    assert any(f"{NAME}-val.npz is not read" in note for note in result.notes)
 
 
 @given(
@@ -138,7 +138,7 @@ def test_rewards_are_absent_or_zero(tmp_path: Path) -> None:
     file = write_ogbench(tmp_path / "a-v0.npz", random_ogbench((3, 5)))
     absent, zero = rbtool.convert(file, tmp_path / "absent"), rbtool.convert(file, tmp_path / "zero", reward="zero")
     assert any("there are no rewards in the file" in note for note in absent.notes)
-    assert any("rewards are 0, as --reward zero states" in note for note in zero.notes)
+    assert any("rewards are 0, as --reward zero says" in note for note in zero.notes)
     found, reader = columns_of(zero.path)
     assert (found["next.reward"].dtype, found["next.reward"].shape) == (np.float32, (8, 1))
     assert not found["next.reward"].any()
@@ -230,7 +230,7 @@ def test_every_other_column_with_a_row_is_a_state_and_the_rest_is_named(tmp_path
     assert found["next.info.button_states"].tolist() == [1, 2, 3, 5, 6]
     assert found["info.extra.touch"].shape == (5, 2)
     assert {entry["key"]: entry["why"].partition(";")[0] for entry in result.dropped_keys} == {
-        "short": "it has 3 rows, and the observations 7", "one": "it is a single value",
+        "short": "it has 3 rows, but the observations have 7", "one": "it is a single value",
         "names": "element type <U1 cannot be stored",
         "objects": "it is a pickle of Python objects, which --trust-pickle reads",
     }  # fmt: skip
@@ -277,7 +277,9 @@ def test_another_layout_is_not_recognised_and_refused_by_name(tmp_path: Path, na
 def test_files_with_other_columns_are_no_pair(tmp_path: Path) -> None:
     write_ogbench(tmp_path / "in" / "a-v0.npz", random_ogbench((3,)))
     write_ogbench(tmp_path / "in" / "a-v0-val.npz", {**random_ogbench((3,)), "actions": np.zeros((4, 5))})
-    with pytest.raises(FormatError, match=r"a-v0-val.npz has other columns than a-v0.npz: .* actions? float64 \[5\]"):
+    with pytest.raises(
+        FormatError, match=r"a-v0-val.npz and a-v0.npz have different columns: .* actions? float64 \[5\]"
+    ):
         rbtool.convert(tmp_path / "in", tmp_path / "out")
 
 

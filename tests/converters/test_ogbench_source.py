@@ -98,7 +98,7 @@ def test_a_task_is_the_same_file_without_its_rewards(server: StaticServer) -> No
     name = "antmaze-giant-navigate-singletask-task3-v0"
     result = rbtool.download("ogbench", name)
     assert (result.id, result.steps) == (name, 23)
-    assert f"{name} is the file {ID}: the rewards of its task are not in it" in result.notes
+    assert f"{name} is the file {ID}, which does not have the rewards of the task" in result.notes
     assert not any("calls itself" in note for note in result.notes)
 
 

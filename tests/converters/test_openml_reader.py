@@ -124,7 +124,7 @@ def test_what_is_not_there_is_not_found(server: StaticServer) -> None:
     [
         ({"version": "2"}, "describes 'MagicTelescope' in version '2'"),
         ({"md5_checksum": "abc"}, "states the md5 'abc'"),
-        ({"default_target_attribute": "klass"}, "has no column 'klass', which is the label"),
+        ({"default_target_attribute": "klass"}, "has no column 'klass' for the label"),
         ({"default_target_attribute": "a"}, "the label 'a' has numbers"),
     ],
 )
@@ -181,7 +181,7 @@ def test_arff_with_comments_blanks_and_quotes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEADER + "1,z\n", "'b c' is 'z' in row 0, which is none of the 2 categories"),
+        (HEADER + "1,z\n", "'b c' is 'z' in row 0, which is not among the 2 categories"),
         (HEADER + "one,x\n", "cannot be read"),
         (HEADER + "1\n", "Expected 2 columns, got 1"),
         (HEADER + "{0 1}\n", "cannot be read"),

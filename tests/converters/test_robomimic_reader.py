@@ -145,7 +145,7 @@ def test_the_real_file_of_isaac_lab_row_by_row(choice: str, tmp_path: Path) -> N
         assert rows["next.truncated"][:, 0].tolist() == [False] * (count - 1) + [True]
         assert not rows["next.terminated"].any()
     assert not result.dropped_keys
-    assert any("the file claims 3,901 steps" in note for note in result.notes)
+    assert any("the file states 3,901 steps" in note for note in result.notes)
     assert any("there are no rewards" in note for note in result.notes)
     assert any("no dones" in note and "3 of 3 with success" in note for note in result.notes)
 
@@ -305,7 +305,7 @@ def test_attributes_are_documents_seeds_and_text(tmp_path: Path) -> None:
     assert stated == {"attributes": {"made": "here"}, "data": {"total": 7}, "env_args": {"env_name": "Lift"}}
     assert text == [{"ep_meta": '{"lang": "lift"}', "model_file": "model_file/demo_0.xml"}] * 2
     assert "num_samples is not the number of steps in 2 of 2 episodes" in result.notes
-    assert "the file claims 7 steps, and its groups have 6" in result.notes
+    assert "the file states 7 steps, but its groups have 6" in result.notes
 
 
 def test_other_columns_are_infos_or_named(tmp_path: Path) -> None:
@@ -493,5 +493,5 @@ def test_some_observations_with_a_row_more_are_refused(tmp_path: Path) -> None:
         rbtool.convert(file, tmp_path / "out")
     longer = longer_demo(4, names=("obs/hand", "obs/scene/cubes"))
     both = Demo({**longer.columns, "next_obs/hand": np.zeros((4, 3))})
-    with pytest.raises(FormatError, match="both state what came after each step"):
+    with pytest.raises(FormatError, match="both have the observation after each step"):
         rbtool.convert(write_demos(tmp_path / "b.hdf5", {0: both}), tmp_path / "out")

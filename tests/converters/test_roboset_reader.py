@@ -136,7 +136,7 @@ def test_done_nowhere_is_the_end_of_the_group_truncated(tmp_path: Path) -> None:
         assert reader.episodes.truncated.tolist() == [True]
         assert reader.episodes.final.tolist() == [Final.DROPPED]
         assert reader.episodes.length.tolist() == [3]
-    assert "done is set at no end of an episode: episodes end truncated" in result.notes
+    assert "done is never set at the end of an episode: episodes end truncated" in result.notes
     assert any("episode 1 is left out: one step" in note for note in result.notes)
 
 
@@ -159,17 +159,17 @@ def test_notes_count_done_in_the_steps_that_are_kept(ends: str | None, taken: st
         assert reader.episodes.terminated.tolist() == [ends is None, False]
         assert reader.episodes.truncated.tolist() == [True, True]
     assert result.notes[0].startswith(f"done is set in the last step of 1 of 2 episodes: those end {taken}")
-    assert ("1 of them is truncated too: the step after is left out" in result.notes) == (ends is None)
+    assert ("1 of them is also truncated: the step after is left out" in result.notes) == (ends is None)
     assert not any("inside episodes" in note for note in result.notes)
     kept = rbtool.convert(file, tmp_path / "kept", ends=ends, final_step="repeat").notes
-    assert kept[0] == "done is set at no end of an episode: episodes end truncated"
+    assert kept[0] == "done is never set at the end of an episode: episodes end truncated"
     assert kept[1] == "done is set in 1 step inside episodes, and stays a flag there"
 
 
 def test_done_in_a_last_step_that_is_left_out_is_named(tmp_path: Path) -> None:
     file = write_trials(tmp_path / "a.h5", {0: roboset_trial(3, done=True)})
     notes = rbtool.convert(file, tmp_path / "out", final_step="drop").notes
-    assert "done is set at no end of an episode: episodes end truncated" in notes
+    assert "done is never set at the end of an episode: episodes end truncated" in notes
     assert "done is set in 1 last step that --final-step leaves out" in notes
 
 
@@ -198,7 +198,7 @@ def test_a_name_that_an_info_has_is_left_out_and_named(tmp_path: Path) -> None:
     odd = Demo({**trial.columns, "obs_dict": np.zeros(4), "env_infos/extra": np.ones(4), "extra/x": np.zeros(4)})
     result = rbtool.convert(write_trials(tmp_path / "a.h5", {0: odd}), tmp_path / "out")
     assert {one["key"]: one["why"] for one in result.dropped_keys} == {
-        "obs_dict": "env_infos/obs_dict has its name", "extra/x": "env_infos/extra/x has its name"
+        "obs_dict": "env_infos/obs_dict has the same name", "extra/x": "env_infos/extra/x has the same name"
     }  # fmt: skip
 
 

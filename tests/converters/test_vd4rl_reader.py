@@ -179,7 +179,7 @@ def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) 
     (folder / "1.hdf5").unlink()
     result = rbtool.convert(folder, tmp_path / "out")
     assert "shards 1 are missing: the rows around them are not joined" in result.notes
-    assert "episode 1 begins in the middle: the rows before are not there" in result.notes
+    assert "episode 1 begins in the middle: the rows before are missing" in result.notes
     assert "episode 0 ends without a flag: it is unfinished, and kept" in result.notes
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [4, 3, 8]
@@ -240,14 +240,14 @@ def broken(name: str, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, expected 0 alone"),
-        (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, expected 0 alone"),
-        (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, expected 5 alone"),
-        (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, expected 5 alone"),
+        (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, expected only row 0"),
+        (broken("is_first", lambda rows: rows & False), "is_first is set in rows none, expected only row 0"),
+        (broken("is_last", lambda rows: rows | True), "is_last is set in rows 0, 1, 2, 3, 4, …, expected only row 5"),
+        (broken("is_terminal", lambda rows: np.arange(6) == 2), "is_terminal is set in rows 2, expected only row 5"),
         (broken("is_last", lambda rows: rows * 3), "is_last is 3 in row 5, expected 0 or 1"),
         (broken("reward", lambda rows: rows[:-1]), r"different numbers of rows \(image 6, action 6, reward 5"),
         (broken("reward", lambda rows: np.zeros((6, 2))), r"'reward' has rows of shape \[2\]"),
-        (broken("action", lambda rows: rows[:, :1]), "has other arrays than"),
+        (broken("action", lambda rows: rows[:, :1]), "have different arrays"),
         (broken("image", lambda rows: rows.astype(object)), "'image' cannot be read as rows"),
         (lambda arrays: arrays.pop("image"), "expected image or observation, action and reward"),
     ],
