@@ -1,4 +1,4 @@
-"""What a report measures over all steps, in bounded memory: distributions, episodes, correlation with the return.
+"""The figures of a report over all steps, in bounded memory: distributions, episodes, correlation with the return.
 
 How a field's columns are described depends on its type and size (`describe_columns`):
 
@@ -370,7 +370,7 @@ class FieldFigures:
     Args:
         columns: a distribution for each dimension (row-major), or a single one for all numbers if `pooled`.
         correlations: see `ReturnCorrelation`; None where not defined, empty without returns.
-        rows: how many rows were described: fewer than exist if the dataset is damaged.
+        rows: the number of rows described, which is smaller than the number of steps if the dataset is damaged.
         lost: why no row could be read; empty otherwise.
     """
 
@@ -391,7 +391,7 @@ class FieldFigures:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Of the `steps` that are not the last of an episode, how many have the next row's `key` as their `next` of it."""
+    """The `steps` that are not the last of an episode, and in how many of them `next.<key>` is the next row's `key`."""
 
     key: Key
     steps: int
@@ -400,7 +400,7 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class ReturnCurve:
-    """The returns of consecutive episodes, joined to points: each from episode `first` on, with mean, low and high."""
+    """The returns of episodes, reduced to points: the mean, low and high of the group that begins at `first`."""
 
     first: Array
     mean: Array
@@ -480,7 +480,7 @@ def _of_array(values: Array) -> Distribution:
 
 
 def _curve(returns: Array) -> ReturnCurve:
-    """Join consecutive finite returns to at most `_POINTS` points, which keep the lowest and highest of each group."""
+    """Reduce the finite returns to at most `_POINTS` points, which keep the lowest and highest of each group."""
     count = len(returns)
     first = np.unique(np.linspace(0, count, min(count, _POINTS), endpoint=False).astype(np.int64))
     there = np.isfinite(returns)
@@ -519,7 +519,7 @@ class _FiguresPass:
 
     @cached_property
     def _kept_steps(self) -> int:
-        """Return how many steps from the start are intact in all files of a damaged dataset."""
+        """The number of steps from the start that are intact in all files of a damaged dataset."""
         return self._reader.kept_steps if isinstance(self._reader, FolderReader) else 0
 
     def _described(self, field: Field, pooled: bool, rows: int) -> FieldFigures:

@@ -24,7 +24,7 @@ from ..format.manifest import Manifest, Provenance, space_text
 from ..progress import counted, readable_size, redact
 from ..stats import QUANTILE_ERROR
 from ..ted.episodes import EndReason
-from ..ted.rules import Finding, known_rules
+from ..ted.rules import RULE_BY_ID, Finding, known_rules
 from ..ted.schema import key_name
 from .charts import Bars, Chart, ChartLabels, Heatmap, Lines, Series, inline_svg, readable, style_sheet
 from .charts import Histogram as HistogramChart
@@ -42,11 +42,11 @@ class Html(str):
 Child: TypeAlias = str | None
 _VOID = frozenset({"br", "col", "img", "input", "meta"})
 _SHAPES = frozenset({"line", "path", "polyline", "rect"})
-"""Elements of SVG that hold nothing: not closed, they would hold what follows, which is not drawn then."""
+"""SVG elements without content; they have to be closed, or browsers nest the following elements in them, undrawn."""
 
 
 def text(value: str) -> Html:
-    """Escape a text, and make control characters and those that change the writing direction visible."""
+    """Escape a text; control characters and those that change the writing direction become visible."""
     return value if isinstance(value, Html) else Html(html.escape(readable(value)))
 
 
@@ -201,7 +201,7 @@ def _spread(found: Distribution) -> Child:
 
 
 def _space(space: Any) -> Child:
-    """Describe a space in words; what they leave out of it, such as each of different bounds, is in the document."""
+    """Describe a space in words; a collapsed part has the whole document, with the bounds of each number."""
     words, document = space_text(space), dump_json(space)
     if isinstance(space, Mapping) and space.get("type") in {"Discrete", "MultiDiscrete", "MultiBinary", "Text"}:
         return words[:_LONGEST]
@@ -226,7 +226,7 @@ def findings(subjects: Sequence[Subject]) -> Html:
             element("span", rule.rule, id=f"rule-{rule.rule}"),
             rule.name,
             rule.checks,
-            f"docs/reference/checks.md, {rule.rule}",
+            f"docs/reference/{'checks' if rule.rule in RULE_BY_ID else 'behaviour'}.md, {rule.rule}",
         ]
         for rule in known_rules()
         if rule.rule in named
@@ -433,7 +433,7 @@ def _provenance(subject: Subject) -> Child:
 
 
 def _moment(time: str) -> str:
-    """Return a time, in UTC as all that are written, to the minute."""
+    """Return a time to the minute; all recorded times are UTC."""
     return f"{time[:16].replace('T', ' ')} UTC" if "T" in time else time
 
 
@@ -602,10 +602,10 @@ def _fields(subject: Subject, most_bytes: int) -> Child:
         parts.append(details(f"{counted(len(rows) - _AT_FIRST, 'more row')}", more))
     if left:
         parts.append(
-            element("p", f"{counted(left, 'row')} left out, for the size of the page: rbtool stats shows all.")
+            element("p", f"{counted(left, 'row')} left out, to limit the size of the page: rbtool stats shows all.")
         )
     if not all(column.exact for found in subject.figures.fields for column in found.columns):
-        parts.append(element("p", f"≈ Quantiles of large fields are lower ones, exact within {QUANTILE_ERROR:.1%}."))
+        parts.append(element("p", f"≈ Quantiles of large fields are estimates, accurate to {QUANTILE_ERROR:.1%}."))
     if sum(len(found.columns) for found in subject.figures.fields) >= MOST_COLUMNS:
         parts.append(element("p", f"After {MOST_COLUMNS:,} columns, fields are described as a whole."))
     others = (
@@ -613,7 +613,7 @@ def _fields(subject: Subject, most_bytes: int) -> Child:
     )
     if others:
         names = f"{', '.join(others[:_AT_FIRST])}{', …' if len(others) > _AT_FIRST else ''}"
-        why = "Next observations repeat the rows' own; text, ids and complex numbers have none."
+        why = "Next observations repeat the observations; text, ids and complex numbers have no figures."
         parts.append(element("p", f"Without figures here: {names}. {why}"))
     return joined(parts)
 
@@ -733,7 +733,7 @@ def _map(columns: Sequence[tuple[str, Distribution]], name: str) -> Html:
     limit = _FULL / shares.shape[1]
     labels = ChartLabels(title="Where actions are in their range", x="from the low to the high end of the range")
     drawn = Heatmap(shares, names, [""] * shares.shape[1], labels, limit)
-    words = f"The full colour is a part with {limit:.0%} of the steps or more."
+    words = f"The full colour marks parts with {limit:.0%} of the steps or more."
     return element("div", chart(drawn, name, height=None), element("p", words, class_="note"))
 
 
@@ -759,7 +759,7 @@ def correlation(subjects: Sequence[Subject]) -> Html:
     """Return which columns correlate with the return of an episode."""
     words = (
         "Pearson's correlation between the mean of a column in each episode and the return of that episode. It does "
-        "not show a cause: longer episodes alone can bring it about."
+        "not show a cause: longer episodes alone can produce it."
     )
     return section(
         "correlation", "Correlation with the return", element("p", words), side_by_side(subjects, _correlation)
@@ -775,7 +775,7 @@ def _correlation(subject: Subject, name: str) -> Child:
         if value is not None
     ]
     if not found:
-        return element("p", "There is none: it needs two episodes or more with returns that differ.")
+        return element("p", "There is none: it needs at least two episodes with different returns.")
     strongest = sorted(found, key=lambda one: -abs(one[0]))[:_MOST_BARS]
     labels = ChartLabels(title=f"Strongest of {counted(len(found), 'column')}", x="correlation with the return")
     drawn = Bars([label for _, label in strongest], np.array([value for value, _ in strongest]), labels)
@@ -799,9 +799,7 @@ def _continuity(subject: Subject, name: str) -> Child:
     episodes = subject.figures.episodes if subject.figures else None
     explicit = episodes.ends.explicit_next if episodes else 0
     note = (
-        f"{counted(explicit, 'episode')} with next observations of their own, as the source has them."
-        if explicit
-        else ""
+        f"{counted(explicit, 'episode')} with next observations that the source stores separately." if explicit else ""
     )
     return joined([
         table(["state", "steps inside episodes", "followed", "share"], rows, label=f"Continuity: {subject.name}"),
@@ -985,7 +983,7 @@ def _whole(subject: Subject) -> Subject:
 
 
 def _without_episodes(subject: Subject) -> Subject:
-    return replace(subject, shown=())  # findings keep what shows them
+    return replace(subject, shown=())  # the evidence of findings stays
 
 
 def _without_images(subject: Subject) -> Subject:

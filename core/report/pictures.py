@@ -1,4 +1,4 @@
-"""Rows of an image field as 8-bit pictures: where height, width, colours and stacked frames are."""
+"""Image fields as 8-bit pictures: finds the dimensions of height, width, colours and stacked frames."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ted.schema import Field
 Array: TypeAlias = np.ndarray[Any, Any]
 
 _LEAST = 8
-"""Fewest pixels on the shorter side of a field that is recognised as an image by itself."""
+"""The smallest shorter side, in pixels, of a field that is recognised as an image."""
 _COLOURS = (1, 3)
 _MOST_CHANNELS = 16
 
@@ -49,7 +49,7 @@ class PictureLayout:
         return rows[..., 0] if self.colours == 1 else rows
 
     def seen(self, row: Array) -> PictureLayout:
-        """Return the layout that a row implies: two or four channels, of which the last is opaque, are one picture."""
+        """Return the layout that a row implies: two or four channels with an opaque last one are a single picture."""
         channels = self.colours * self.stacked
         if self.apart or self.channels_first or row.ndim != 3 or channels not in {2, 4} or (row[..., -1] != 255).any():
             return self
@@ -81,7 +81,7 @@ def picture_layout(shape: tuple[int, ...]) -> PictureLayout | None:
 
 
 def _are_channels_first(shape: tuple[int, ...]) -> bool:
-    """Recognise colours by their number, and stacked frames by being fewer than rows and columns."""
+    """Whether channels come first: as the dimension of 1 or 3, or as the smaller of the first and last dimension."""
     if (shape[0] in _COLOURS) != (shape[2] in _COLOURS):
         return shape[0] in _COLOURS
     return shape[0] <= shape[2]

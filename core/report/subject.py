@@ -43,7 +43,8 @@ _BETWEEN = (128, 128, 128)
 def as_rgb(rows: Array) -> Array:
     """Return images `[n, …]` as RGB, uint8 `[n, height, width, 3]`; of stacked frames, the newest.
 
-    Floats are taken to range from 0 to 1, or from 0 to 255 if any is above 1; depths and the like to their largest.
+    Floats are assumed to range from 0 to 1, or from 0 to 255 if any is above 1, or to the largest value above that, as
+    in depth maps.
     """
     layout = picture_layout(rows.shape[1:])
     if layout is None:
@@ -207,7 +208,7 @@ def chosen_episodes(table: EpisodeTable, most: int, *, returns: bool) -> list[tu
 def show_episodes(
     reader: StepReader, figures: Figures, sources: list[ImageSource], most: int, frame_bytes: int
 ) -> list[ShownEpisode]:
-    """Read the chosen episodes, with frames of the first field with images in at most `most_bytes` per episode."""
+    """Read the chosen episodes, with frames of the first image field in at most `frame_bytes` per episode."""
     if figures.episodes is None or not figures.episodes.table.covers(figures.steps):
         return []
     table = figures.episodes.table
@@ -246,7 +247,7 @@ def _shown(
 
 
 def _traces(reader: StepReader, start: int, steps: Array) -> tuple[tuple[Trace, ...], str]:
-    """Return the first columns of observations and of actions, and the reward; and how many columns are left out."""
+    """Return the first columns of observations and actions, and the reward; and a text on the columns left out."""
     traces, left_out = list[Trace](), list[str]()
     for kind in ("observation", "action"):
         columns = 0
@@ -281,22 +282,22 @@ def _values(reader: StepReader, field: Field, start: int, steps: Array, columns:
 
 
 _EVIDENCE, _OF_A_RULE = 12, 2
-"""Most findings of which the steps are shown, and most of one rule."""
+"""The largest number of findings with evidence, in all and for one rule."""
 _SHOWN_FRAMES, _AROUND = 8, 3
-"""Most frames of a finding, and how many steps before and after those concerned are among them."""
+"""The largest number of frames of a finding, and the number of steps shown before and after the marked ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What shows a finding: components of rows and frames, in one of its episodes.
+    """The evidence for a finding: values and frames of one of its episodes.
 
     Args:
-        number, length: the episode.
-        steps: the steps shown, from the beginning of the episode.
+        number, length: the number and the length of the episode.
+        steps: the steps shown, counted from the beginning of the episode.
         traces: the components that the finding names, at these steps.
-        usual: those of another episode that the finding is not about, at as many places; empty where there is none.
-        marks: the steps concerned, as half-open ranges in the episode.
-        frames, frame_steps, camera: frames of some of these steps.
+        usual: the same components of an episode without the finding, spread over its length; empty if there is none.
+        marks: the steps of the finding, as half-open ranges in the episode.
+        frames, frame_steps, camera: frames of some of these steps, and the field that they are from.
     """
 
     number: int
@@ -317,7 +318,7 @@ def evidence_of(
     sources: Sequence[ImageSource],
     most_bytes: int,
 ) -> dict[int, Evidence]:
-    """Return what shows the findings that name components, by their places in the list: some of each rule."""
+    """Return evidence for the first findings of each rule that name components, by their index in the list."""
     count: dict[str, int] = {}
     found: dict[int, Evidence] = {}
     for place, one in enumerate(findings):
@@ -364,7 +365,7 @@ def _evidence(
 
 
 def _named(reader: StepReader, components: Sequence[str], start: int, steps: Array) -> Iterator[Trace]:
-    """Yield the components that are numbers of a field, such as `action` or `observation.state[2]`."""
+    """Yield traces of the components that are columns of a field, such as `action` or `observation.state[2]`."""
     fields = {one.name: one for one in reader.fields}
     for name in components:
         match = _COMPONENT.fullmatch(name)
@@ -425,8 +426,8 @@ class ShownImages:
 class Subject:
     """One dataset in a report; `manifest` and `figures` are None if it cannot be opened.
 
-    `evidence` shows findings, by their places in the list of those.
-    `share` is the dataset's weight in a mixture. `stated` has selected entries of the source's own metadata.
+    `evidence` belongs to findings, by their index in the list. `share` is the dataset's weight in a mixture. `stated`
+    has selected entries of the source's own metadata.
     """
 
     name: str

@@ -1,1 +1,1 @@
-"""Robot data in `preprocess`: action spaces, tasks, idle ends, rates and pictures; and actions as robots take them."""
+"""Robot data in `preprocess`: action spaces, tasks, idle ends, rates and pictures; and actions for a robot."""

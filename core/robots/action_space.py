@@ -1,7 +1,7 @@
-"""What the numbers of an action mean, and how they change: rotations, poses and grippers, absolute or relative.
+"""Converts between action spaces: rotations, poses and grippers in several representations, absolute or relative.
 
-A group is some neighbouring numbers of an action that mean one thing, such as a rotation in three Euler angles. What
-it is and becomes is written as one text, in which the defaults are left out:
+A group is a range of numbers of an action that belong together, such as a rotation in three Euler angles. A text
+describes its representation and the one to convert it to; defaults are left out:
 
     PLACE=KIND,from=HOW,to=HOW,was=FORM,as=FORM,state=PLACE,state-from=HOW,frame=body|world,binary
 
@@ -65,10 +65,10 @@ def _quaternion_matrix(values: Array) -> Array:
 
 
 def _matrix_quaternion(matrix: Array) -> Array:
-    """Return the quaternion (w, x, y, z), w not negative, from the largest of its four numbers on."""
+    """Return the quaternion (w, x, y, z) with a non-negative w."""
     m = matrix
     xx, yy, zz = m[..., 0, 0], m[..., 1, 1], m[..., 2, 2]
-    # Each row is the quaternion times four of its numbers: the one that is divided by must not be small.
+    # Row i is the quaternion times four times its i-th number: the row of the largest number is accurate.
     wx, wy, wz = m[..., 2, 1] - m[..., 1, 2], m[..., 0, 2] - m[..., 2, 0], m[..., 1, 0] - m[..., 0, 1]
     xy, xz, yz = m[..., 1, 0] + m[..., 0, 1], m[..., 0, 2] + m[..., 2, 0], m[..., 2, 1] + m[..., 1, 2]
     table = [
@@ -93,7 +93,7 @@ def _matrix_axis_angle(matrix: Array) -> Array:
 
 
 def _six_matrix(values: Array, axis: int) -> Array:
-    """Return the matrix whose first two rows (axis -2) or columns (axis -1) are given; they need not be orthonormal."""
+    """Return the matrix with these first two rows (axis -2) or columns (axis -1), made orthonormal by Gram-Schmidt."""
     first, second = values[..., :3], values[..., 3:]
     first = first / np.linalg.norm(first, axis=-1, keepdims=True)
     second = second - (first * second).sum(-1, keepdims=True) * first
@@ -102,7 +102,7 @@ def _six_matrix(values: Array, axis: int) -> Array:
 
 
 def _euler_matrix(angles: Array, order: str) -> Array:
-    """Return the product of the turns about these axes: intrinsic for `XYZ`, extrinsic for `xyz`."""
+    """Return the product of the rotations about these axes: intrinsic for `XYZ`, extrinsic for `xyz`."""
     turns = []
     for place, axis in enumerate(order):
         turn, a = np.zeros((*angles.shape[:-1], 3, 3)), _AXES.index(axis.lower())
@@ -118,7 +118,7 @@ def _euler_matrix(angles: Array, order: str) -> Array:
 
 
 def _matrix_euler(matrix: Array, order: str) -> Array:
-    """Return the angles; where the first and the third axis coincide, the third turn is 0."""
+    """Return the Euler angles; in gimbal lock, where the first and the third axis coincide, the third one is 0."""
     intrinsic = order if order.isupper() else order[::-1].upper()
     i, j, k = (_AXES.index(axis.lower()) for axis in intrinsic)
     sign = 1.0 if (j - i) % 3 == 1 else -1.0
@@ -139,7 +139,7 @@ def _columns(matrix: Array) -> Array:
 
 
 class _Rotation(NamedTuple):
-    """How a rotation is written: in how many numbers, as a matrix, and from one."""
+    """A representation of rotations: how many numbers it has, and its conversions to and from matrices."""
 
     width: int
     matrix: Callable[[Array], Array]
@@ -161,10 +161,10 @@ _EULER = re.compile(r"euler-([xyz]{3}|[XYZ]{3})(-deg)?")
 
 
 def rotation(how: str) -> _Rotation:
-    """Return how a rotation is written, by its name; UsageError for another name.
+    """Return the representation of rotations with a name; UsageError for an unknown name.
 
-    Euler angles are `euler-xyz` for turns about fixed axes (extrinsic) in this order, `euler-XYZ` for turns about the
-    axes that turn along (intrinsic), each possibly with `-deg` behind it.
+    Euler angles are `euler-xyz` for rotations about fixed axes (extrinsic) in this order, and `euler-XYZ` for rotations
+    about axes that move along (intrinsic); both may end in `-deg`.
     """
     if how in _FIXED:
         return _FIXED[how]
@@ -181,10 +181,10 @@ def rotation(how: str) -> _Rotation:
 
 
 def between(how: str, before: Array, after: Array, share: Array) -> Array:
-    """Return rotations on the shortest way from `before` to `after`, `[n, width]`, of which `share` `[n]` is gone.
+    """Interpolate rotations `[n, width]` on the shortest way, at the share `[n]` of the way from `before` to `after`.
 
-    Where nothing is gone, it is the numbers before. Elsewhere, several numbers mean the same rotation, such as
-    quaternions of either sign, and angles a full turn apart: they are the nearest to the numbers before.
+    At a share of 0, the result is exactly `before`. Otherwise, of all numbers that mean the same rotation, such as
+    quaternions of either sign, or angles a full turn apart, the result is the nearest to `before`.
     """
     matrix, numbers = rotation(how).matrix, rotation(how).numbers
     start = matrix(before)
@@ -194,7 +194,7 @@ def between(how: str, before: Array, after: Array, share: Array) -> Array:
         found = np.where((found * before).sum(-1, keepdims=True) < 0, -found, found)
     elif how.startswith("euler"):
         turn = 360.0 if how.endswith("-deg") else 2 * np.pi
-        # All half a turn further, and the second backwards, is the same rotation.
+        # Adding half a turn to all angles, with the second one negated, gives the same rotation.
         same = np.stack([found, found * [1, -1, 1] + turn / 2])
         same += turn * np.round((before - same) / turn)
         found = same[np.abs(same - before).sum(-1).argmin(0), np.arange(len(found))]
@@ -208,13 +208,13 @@ def between(how: str, before: Array, after: Array, share: Array) -> Array:
 
 
 def is_rotation(values: Array, how: str) -> NDArray[np.bool_]:
-    """Whether rows `[..., width]` are rotations, but for rounding; NaN counts as data."""
+    """Return whether rows `[..., width]` are rotations, up to rounding; rows with NaN count as rotations."""
     found: NDArray[np.bool_] = ~(_flaw(values, how) > _FLAW)
     return found
 
 
 def _flaw(values: Array, how: str) -> Array:
-    """Return how far rows of numbers are from a rotation: 0 for an exact one, about 1 for other numbers."""
+    """Return how far rows of numbers are from a rotation: 0 for an exact one, about 1 for arbitrary numbers."""
     found: Array = np.zeros(values.shape[:-1])
     if how.startswith("quat"):
         found = np.abs(np.linalg.norm(values, axis=-1) - 1)
@@ -233,24 +233,24 @@ _FLAW = 1e-2
 
 
 class Runs(NamedTuple):
-    """Rows that follow one another in time, one run after another: int64 `[runs]`, each of one row or more."""
+    """Runs of consecutive rows in time, such as episodes: int64 `[runs]`, each with at least one row."""
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int64]
 
     @classmethod
     def of(cls, lengths: Any) -> Self:
-        """Return runs of these lengths, one behind the other; those without rows are left out."""
+        """Return runs of these lengths, one after the other; empty ones are left out."""
         some = np.asarray(lengths, np.int64)
         some = some[some > 0]
         return cls(np.cumsum(some) - some, some)
 
     def spread(self, of_runs: Array) -> Array:
-        """Repeat what there is once a run for each of its rows."""
+        """Repeat the value of each run for all of its rows."""
         return np.repeat(of_runs, self.lengths, 0)
 
     def continuous(self, quaternions: Array) -> Array:
-        """Choose the signs of quaternions such that they never jump within a run."""
+        """Choose the signs of quaternions so that they do not jump within a run."""
         turned = (quaternions[1:] * quaternions[:-1]).sum(-1) < 0
         flips = np.concatenate([[0], np.cumsum(turned)])
         flips = flips - self.spread(flips[self.starts])
@@ -259,13 +259,13 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Numbers that add up, `[n, m]`, and a rotation `[n, 3, 3]`, if there is one: together a pose."""
+    """Decoded rows of a group: additive numbers `[n, m]`, and rotation matrices `[n, 3, 3]` or None."""
 
     numbers: Array
     turn: Array | None
 
     def at(self, rows: Any) -> Value:
-        """Take some rows."""
+        """Return some rows."""
         return Value(self.numbers[rows], None if self.turn is None else self.turn[rows])
 
     def put(self, rows: Any, others: Value) -> None:
@@ -275,10 +275,11 @@ class Value:
             self.turn[rows] = others.turn
 
     def seen_from(self, other: Value, frame: str) -> Value:
-        """Return it relative to another: numbers are subtracted, rotations divided.
+        """Return this value relative to another one: numbers are subtracted, rotations divided.
 
-        In the frame `body` the rotation is inv(R) R', and what a pose is moved by is seen along the axes of the other:
-        inv(T) T'. In `world` it is R' inv(R), and positions are subtracted.
+        With the other rotation R and this one R', the relative rotation is inv(R) R' in the frame `body`, and
+        R' inv(R) in `world`. The difference of positions is expressed in the axes of the other pose in `body` (so that
+        the whole is inv(T) T'), and in fixed axes in `world`.
         """
         moved = self.numbers - other.numbers
         if self.turn is None or other.turn is None:
@@ -289,7 +290,7 @@ class Value:
         return Value(_turned(back, moved), back @ self.turn)
 
     def placed_at(self, other: Value, frame: str) -> Value:
-        """Undo `seen_from`."""
+        """Return the absolute value of this one, which is relative to another: the inverse of `seen_from`."""
         if self.turn is None or other.turn is None:
             return Value(self.numbers + other.numbers, None)
         if frame == "world":
@@ -303,25 +304,30 @@ def _turned(turn: Array, numbers: Array) -> Array:
 
 
 def _accumulated(steps: Value, before: Value, runs: Runs, frame: str) -> Value:
-    """Return the running sum and product of steps in each run, from `before` (one a run) on."""
+    """Accumulate the relative values `steps` in each run, from the value in `before` (one for each run) on."""
     found = steps.at(np.arange(len(steps.numbers)))  # a copy
     longest_first = np.argsort(-runs.lengths, kind="stable")
     starts, lengths, now = runs.starts[longest_first], runs.lengths[longest_first], before.at(longest_first)
     for step in range(int(lengths.max(initial=0))):
-        going = int(np.searchsorted(-lengths, -step))  # how many runs have more rows than this
+        going = int(np.searchsorted(-lengths, -step))  # the number of runs with more than `step` rows
         now = steps.at(starts[:going] + step).placed_at(now.at(slice(going)), frame)
         found.put(starts[:going] + step, now)
     return found
 
 
-# Groups: what is written about some numbers of an action
+# Groups: the description of some numbers of an action
 
 States = Callable[["Place"], tuple[Array | None, Array]]
 
 FORMS = ("absolute", "delta", "step", "relative", "chunk-delta")
-"""absolute; relative to the action before it, or to the state for the first of an episode; relative to the state of its
-own step; relative to the state at the start of a chunk; relative to the action before it in a chunk, the first to the
-state."""
+"""What actions are relative to:
+
+    absolute      nothing
+    delta         the action before it; the first one of an episode: the state
+    step          the state of its own step
+    relative      the state at the start of its chunk
+    chunk-delta   the action before it in its chunk; the first one of a chunk: the state
+"""
 OF_CHUNKS = ("relative", "chunk-delta")
 _DELTAS = ("delta", "chunk-delta")
 _KINDS = ("numbers", "rotation", "pose", "gripper")
@@ -332,9 +338,9 @@ _RANGE = re.compile(r"(\d*):(\d*)|(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Neighbouring numbers of a field: from `start` up to, not including, `stop`; None for its end.
+    """A range of numbers of a field: from `start` up to, but not including, `stop`; None for the end of the field.
 
-    `names` are the first and the last number by name, until `resolved` has found them.
+    `names` has the names of the first and the last number, if it was given by names, until `resolved` replaces them.
     """
 
     key: str
@@ -344,10 +350,10 @@ class Place:
 
     @classmethod
     def parsed(cls, text: str, key: str = "") -> Self:
-        """Read `0:6`, `6`, `arm..wrist`, or `FIELD`, or `FIELD[0:6]`; the first three are of the field `key`."""
+        """Parse `0:6`, `6` or `arm..wrist`, which are ranges of the field `key`, or `FIELD` or `FIELD[0:6]`."""
         match = _PLACE.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is no place in a field", hint="write it like 0:6, or observation.state[0:6]")
+            raise UsageError(f"{text!r} is not a range of a field", hint="write it like 0:6, or observation.state[0:6]")
         field, within = match["key"], match["range"]
         if within is None and key and (_RANGE.fullmatch(field) or ".." in field):
             field, within = key, field
@@ -362,16 +368,16 @@ class Place:
         low, high, single = found.groups()
         start, stop = (int(single), int(single) + 1) if single else (int(low or 0), int(high) if high else None)
         if stop is not None and stop <= start:
-            raise UsageError(f"{text!r} holds no number: ranges run from A up to, not including, B")
+            raise UsageError(f"{text!r} is an empty range: A:B runs from A up to, but not including, B")
         return cls(field, start, stop)
 
     def resolved(self, width: int, names: Sequence[str] = ()) -> Place:
-        """Return it with numbers for both ends, for a field of `width` numbers; UsageError where it does not fit."""
+        """Return the range with numbers for both ends, in a field of `width` numbers; UsageError if it does not fit."""
         start, stop = self.start, width if self.stop is None else self.stop
         if self.names is not None:
             for name in self.names:
                 if name not in names:
-                    there = f"they are {', '.join(names)}" if names else "the dataset does not name them"
+                    there = f"the names are {', '.join(names)}" if names else "the dataset does not name them"
                     raise UsageError(f"no number of {self.key} is called {name!r}{did_you_mean(name, names)}: {there}")
             start, stop = names.index(self.names[0]), names.index(self.names[1]) + 1
         if not start < stop <= width:
@@ -385,23 +391,30 @@ class Place:
 
     @property
     def width(self) -> int:
-        """How many numbers there are, once it is resolved."""
+        """The number of numbers in a resolved range."""
         assert self.stop is not None
         return self.stop - self.start
 
     def of(self, rows: Array) -> Array:
-        """Take these numbers of rows of the field."""
+        """Return these numbers of rows of the field."""
         return rows[..., self.start : self.stop].astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Some numbers of an action, what they mean, and what becomes of it.
+    """A group: some numbers of an action, what they mean, and what they are converted to.
 
-    `given` and `made` are how a rotation is written, or what open and closed mean for a gripper; None changes nothing.
-    `was` and `becomes` are of `FORMS`. `state` is where the state is that they are relative to, written as
-    `state_given`. A `binary` gripper has one of its two ends: the nearer one, or with "next" the one that it has next
-    within 5 %.
+    Attributes:
+        place: the numbers of the group.
+        kind: numbers, rotation, pose or gripper.
+        given, made: the representation of a rotation before and after, or the values of an open and a closed gripper
+            (`OPEN:CLOSED`); None changes nothing.
+        was, becomes: what the values are relative to before and after, one of `FORMS`.
+        state: the numbers of the state that they are relative to.
+        state_given: the representation of the rotation in the state; None if it is `given`.
+        frame: body or world, see `Value.seen_from`.
+        binary: whether a gripper is set to one of its two ends: the nearer one, or, with "next", the end that it
+            reaches next (within 5 %).
     """
 
     place: Place
@@ -417,12 +430,12 @@ class Group:
 
     @classmethod
     def parsed(cls, text: str, key: str = "action") -> Self:
-        """Read the text of a group; UsageError for what is not understood or makes no sense."""
+        """Parse the text of a group; UsageError for an unknown or contradictory description."""
         place, sign, rest = text.partition("=")
         kind, *options = (part.strip() for part in rest.split(","))
         if not sign or kind not in _KINDS:
             raise UsageError(
-                f"--action-space {text!r}: {kind!r} is no kind of numbers{did_you_mean(kind, _KINDS)}",
+                f"--action-space {text!r}: {kind!r} is not a kind of group{did_you_mean(kind, _KINDS)}",
                 hint="write it like 0:6=pose,from=euler-xyz,to=6d-rows; kinds are numbers, rotation, pose, gripper",
             )
         found: dict[str, Any] = {"place": Place.parsed(place, key), "kind": kind}
@@ -430,8 +443,8 @@ class Group:
             name, _, value = (part.strip() for part in option.partition("="))
             if name not in _NAMES:
                 raise UsageError(
-                    f"--action-space {text!r} has {name!r}, which it does not know{did_you_mean(name, _NAMES)}",
-                    hint=f"it knows {', '.join(_NAMES)}",
+                    f"--action-space {text!r} has an unknown option {name!r}{did_you_mean(name, _NAMES)}",
+                    hint=f"options are {', '.join(_NAMES)}",
                 )
             if not value if name != "binary" else value not in ("", "next"):
                 raise UsageError(
@@ -457,29 +470,29 @@ class Group:
             elif self.kind == "gripper":
                 _bounds(how)
             else:
-                raise UsageError(f"numbers are not written as {how!r}: from and to are for other kinds")
+                raise UsageError(f"numbers have no representation {how!r}: from and to are for other kinds")
         if turns and self.given is None:
             raise UsageError(
-                f"from is missing: how the {self.kind} is written", hint="add from=axis-angle, or the like"
+                f"from is missing: the representation of the {self.kind}", hint="add from=axis-angle, or the like"
             )
         if self.kind == "gripper" and (self.made is None) != (self.given is None):
-            raise UsageError("from and to go together: what open and closed are, and what they become")
+            raise UsageError("from and to go together: the values of open and closed, before and after")
         if self.binary and (self.kind != "gripper" or self.made is None):
             raise UsageError("binary is for a gripper with from and to")
         if self.kind == "gripper" and self.needs_state:
-            raise UsageError("a gripper stays absolute")
+            raise UsageError("a gripper cannot become relative")
         if self.needs_state and self.state is None:
             hint = "add state=observation.state[0:6], or the like"
-            raise UsageError("state is missing: where the state is that it is relative to", hint=hint)
+            raise UsageError("state is missing: the numbers of the state that actions are relative to", hint=hint)
 
     @property
     def needs_state(self) -> bool:
-        """Whether it is or becomes relative to something."""
+        """Whether the conversion changes what the values are relative to."""
         return self.was != self.becomes
 
     @property
     def text(self) -> str:
-        """The text that it is read from; `parsed` undoes it."""
+        """The text of the group, which `parsed` reads."""
         start = f"{self.place}={self.kind}"
         shown = {name: getattr(self, field) for name, field in _NAMES.items()}
         default = {name: getattr(_DEFAULT, field) for name, field in _NAMES.items()}
@@ -489,13 +502,13 @@ class Group:
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes."""
+        """The number of numbers after the conversion."""
         if self.made is None or self.kind == "gripper":
             return self.place.width
         return rotation(self.made).width + (3 if self.kind == "pose" else 0)
 
     def resolved(self, widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Group:
-        """Return it with numbers for the ends of its places, given the fields; UsageError where they do not fit."""
+        """Return the group with resolved ranges, given the widths of fields; UsageError if they do not fit."""
         place = self._found(self.place, widths, names)
         state = None if self.state is None else self._found(self.state, widths, names)
         for found, how in ((place, self.given), (state, self.state_given or self.given)):
@@ -503,11 +516,11 @@ class Group:
                 continue
             if self.kind == "numbers":
                 if found.width != place.width:
-                    raise UsageError(f"{found} has {found.width} numbers, and {place} has {place.width}")
+                    raise UsageError(f"{found} has {found.width} numbers, but {place} has {place.width}")
                 continue
             expected = rotation(str(how)).width + (3 if self.kind == "pose" else 0)
             if found.width != expected:
-                raise UsageError(f"{found} has {found.width} numbers, and a {self.kind} in {how} has {expected}")
+                raise UsageError(f"{found} has {found.width} numbers, but a {self.kind} in {how} has {expected}")
         return replace(self, place=place, state=state)
 
     def _found(self, place: Place, widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Place:
@@ -520,7 +533,7 @@ class Group:
         return place.resolved(widths[place.key], names.get(place.key, ()))
 
     def inverted(self, start: int) -> Group:
-        """Return the group that undoes it, where its numbers begin at `start`; `binary` is not undone."""
+        """Return the inverse conversion, with the numbers from `start` on; `binary` cannot be undone."""
         place = Place(self.place.key, start, start + self.width)
         return replace(
             self, place=place, given=self.made or self.given, made=self.made and self.given, was=self.becomes,
@@ -528,11 +541,11 @@ class Group:
         )  # fmt: skip
 
     def of_rows(self) -> Group:
-        """Return what can be done to rows: what is relative in a chunk stays absolute."""
+        """Return the part of the conversion for rows, in which values relative to a chunk stay absolute."""
         return replace(self, becomes="absolute") if self.becomes in OF_CHUNKS else self
 
     def in_batches(self, place: Place) -> Group:
-        """Return what is left to do in batches, where its numbers are at `place` in the rows."""
+        """Return the rest of the conversion, for chunks in batches; the numbers are at `place` in the rows."""
         given = None if self.kind == "gripper" else self.made or self.given
         becomes = self.becomes if self.becomes in OF_CHUNKS else "absolute"
         return replace(
@@ -541,27 +554,27 @@ class Group:
         )  # fmt: skip
 
     def representation(self) -> Group:
-        """Return the change of how it is written alone, for an absolute value."""
+        """Return the change of representation alone, for absolute values."""
         return replace(self, was="absolute", becomes="absolute")
 
     def _state_how(self) -> str | None:
         return self.state_given or (self.given if self.state is not None and self.kind != "numbers" else None)
 
     def decoded(self, numbers: Array, how: str | None) -> Value:
-        """Return rows `[n, width]` of numbers, whose rotation is written as `how`."""
+        """Decode rows `[n, width]`, whose rotation has the representation `how`."""
         if self.kind == "numbers" or how is None:
             return Value(numbers, None)
         at = 3 if self.kind == "pose" else 0
         return Value(numbers[:, :at], rotation(how).matrix(numbers[:, at:]))
 
     def flaw(self, numbers: Array, how: str | None) -> Array:
-        """Return which rows `[n]` have no rotation where one should be; NaN counts as data."""
+        """Return which rows `[n]` should have a rotation but do not; rows with NaN are not among them."""
         if how is None or self.kind not in ("rotation", "pose"):
             return np.zeros(len(numbers), bool)
         return ~is_rotation(numbers[:, 3 if self.kind == "pose" else 0 :], how)
 
     def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
-        """Return what its numbers become, for rows `[n, width]` of them in some runs; see `Layout.changed`.
+        """Convert rows `[n, width]` of the group's numbers; see `Layout.changed`.
 
         `before` has these numbers of the absolute action before each run.
         """
@@ -608,7 +621,7 @@ class Group:
         (open_now, closed_now), (open_then, closed_then) = _bounds(str(self.given)), _bounds(str(self.made))
         share = (rows - open_now) / (closed_now - open_now)
         if self.binary == "next":
-            # A gripper on its way is where it arrives, as Octo and OpenVLA prepare Open X-Embodiment.
+            # A moving gripper counts as where it arrives, as Octo and OpenVLA prepare Open X-Embodiment.
             arrived = (share < _CLEAR) | (share > 1 - _CLEAR)
             places = np.where(arrived, np.arange(len(rows))[:, None], len(rows))
             following = np.minimum.accumulate(places[::-1], 0)[::-1]
@@ -630,7 +643,7 @@ _CLEAR = 0.05
 
 
 def _bounds(text: str) -> tuple[float, float]:
-    """Read `OPEN:CLOSED`."""
+    """Parse `OPEN:CLOSED`."""
     try:
         left, right = (float(part) for part in text.split(":"))
     except ValueError:
@@ -644,12 +657,12 @@ _NAMES = {
     "from": "given", "to": "made", "was": "was", "as": "becomes", "state": "state", "state-from": "state_given",
     "frame": "frame", "binary": "binary",
 }  # fmt: skip
-"""What an option of a group is called, and the attribute that holds it."""
+"""The attribute for each option in the text of a group."""
 _DEFAULT = Group(Place("action"))
 
 
 class Layout(NamedTuple):
-    """All groups of a field, in the order of their places; numbers between them stay as they are."""
+    """All groups of a field, in the order of their ranges; numbers between them stay as they are."""
 
     key: str
     width: int
@@ -657,16 +670,16 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, key: str, texts: Iterable[str], widths: Mapping[str, int], names: Mapping[str, Sequence[str]]) -> Self:
-        """Read the groups of a field, given how many numbers each field has; UsageError where they do not fit."""
+        """Parse the groups of a field, given the number of numbers of each field; UsageError if they do not fit."""
         groups = [Group.parsed(text, key).resolved(widths, names) for text in texts]
         groups.sort(key=lambda group: group.place.start)
         for before, after in itertools.pairwise(groups):
             if after.place.start < int(before.place.stop or 0):
-                raise UsageError(f"{before.place} and {after.place} overlap, expected groups apart from one another")
+                raise UsageError(f"{before.place} and {after.place} overlap, expected disjoint groups")
         return cls(key, widths[key], tuple(groups))
 
     def parts(self) -> list[Group | slice]:
-        """List the groups, and what is between them."""
+        """Return the groups, and the ranges between them."""
         found: list[Group | slice] = []
         at = 0
         for group in self.groups:
@@ -677,15 +690,15 @@ class Layout(NamedTuple):
 
     @property
     def made(self) -> int:
-        """How many numbers there are afterwards."""
+        """The number of numbers of the field after the conversion."""
         return sum(part.stop - part.start if isinstance(part, slice) else part.width for part in self.parts())
 
     def with_groups(self, change: Callable[[Group], Group]) -> Layout:
-        """Return it with other groups in the same places."""
+        """Return the layout with each group changed."""
         return self._replace(groups=tuple(map(change, self.groups)))
 
     def inverted(self) -> Layout:
-        """Return what undoes it."""
+        """Return the inverse conversion."""
         at, groups = 0, []
         for part in self.parts():
             if isinstance(part, slice):
@@ -696,7 +709,7 @@ class Layout(NamedTuple):
         return Layout(self.key, self.made, tuple(groups))
 
     def moved(self, place: Place) -> Place | None:
-        """Return where numbers that are in no group are afterwards; None for those that are in one."""
+        """Return the new range of numbers that are in no group; None if any of them is in a group."""
         start, stop, shift = place.start, int(place.stop or 0), 0
         for group in self.groups:
             if int(group.place.stop or 0) <= start:
@@ -706,14 +719,14 @@ class Layout(NamedTuple):
         return replace(place, start=start + shift, stop=stop + shift)
 
     def states(self) -> tuple[Place, ...]:
-        """The places of the states that it needs."""
+        """Return the ranges of the states that the conversion needs."""
         return tuple(dict.fromkeys(group.state for group in self.groups if group.needs_state and group.state))
 
     def changed(self, rows: Array, runs: Runs, states: States, before: Array | None = None) -> Array:
-        """Return what rows `[n, width]` in some runs become, float64 `[n, made]`.
+        """Convert rows `[n, width]` in some runs to float64 `[n, made]`.
 
-        `states(place)` returns the states of all rows (None if only those of the first rows of runs are known), and the
-        states of the first rows. `before` has the absolute action before each run, written like the rows.
+        `states(place)` returns the states of all rows, or None if they are not known, and the states of the first row
+        of each run. `before` has the absolute action before each run, in the representation of the rows.
         """
         found = []
         for part in self.parts():
@@ -721,25 +734,25 @@ class Layout(NamedTuple):
                 found.append(rows[:, part].astype(np.float64))
                 continue
             of_group = None if before is None else part.place.of(before)
-            with np.errstate(divide="ignore", invalid="ignore"):  # NaN stays, and is made of what is not a rotation
+            with np.errstate(divide="ignore", invalid="ignore"):  # rows that are not rotations become NaN
                 found.append(part.changed(part.place.of(rows), runs, states, of_group))
         return np.concatenate(found, -1)
 
 
-# The operation of `preprocess`, and what operations before it make of fields
+# The operation of `preprocess`, and the fields after the operations before it
 
 
 @dataclass(frozen=True)
 class ChangeActionSpace(RowOperation):
-    """Changes what the numbers of an action mean, group by group: from absolute to relative, from Euler angles to six
-    numbers, from a gripper of 0 and 1 to one of -1 and 1.
+    """Converts the action space group by group, for example from absolute to relative poses, from Euler angles to six
+    numbers, or from a gripper of 0 and 1 to one of -1 and 1.
 
     `groups` are texts such as `0:6=pose,from=euler-xyz,to=6d-rows,as=delta,state=observation.state[0:6]`. Numbers in no
-    group stay as they are. The result is float64 where the action is, else float32. What is to be relative to the state
-    at the start of a chunk (`as=relative`, `as=chunk-delta`) stays absolute in the rows, as a row does not know which
-    chunks it will be in: the transform of `rbtool.action_space` makes it relative in batches.
+    group stay as they are. The result is float64 if the action is, else float32. Actions that become relative to the
+    start of a chunk (`as=relative`, `as=chunk-delta`) stay absolute in the rows, because a row may be in many chunks:
+    the transform of `rbtool.action_space` makes them relative in batches.
 
-    Where rows were dropped before, the row after the gap is the first of an episode.
+    If an earlier operation dropped rows, the row after the gap counts as the first one of an episode.
     """
 
     name: ClassVar[str] = "action-space"
@@ -757,11 +770,11 @@ class ChangeActionSpace(RowOperation):
     def __post_init__(self) -> None:
         if not self.groups:
             raise UsageError(
-                "action-space has no groups, expected one at least, like 0:6=pose,from=euler-xyz,to=6d-rows"
+                "action-space has no groups, expected at least one, like 0:6=pose,from=euler-xyz,to=6d-rows"
             )
         for text in self.groups:
             if (found := Group.parsed(text, self.key).place.key) != self.key:
-                raise UsageError(f"action-space changes {self.key}, and {text!r} is in {found}: use two operations")
+                raise UsageError(f"action-space changes {self.key}, but {text!r} is in {found}: use two operations")
 
     @property
     def rescales(self) -> str:
@@ -773,7 +786,7 @@ class ChangeActionSpace(RowOperation):
         if chunks := [str(group.place) for group in groups if group.becomes in OF_CHUNKS]:
             yield (
                 f"action-space: {', '.join(chunks)} stays absolute in the rows; the transform of "
-                "rbtool.action_space(DATASET) makes it relative to the start of each chunk"
+                "rbtool.action_space(DATASET) makes it relative to the start of each chunk in batches"
             )
         if all(group.place.stop is not None for group in groups):
             rows = Layout(self.key, max(int(group.place.stop or 0) for group in groups), tuple(groups))
@@ -795,7 +808,7 @@ class ChangeActionSpace(RowOperation):
         return found
 
     def layout(self, fields: Iterable[Field], names: Mapping[str, Sequence[str]]) -> Layout:
-        """Return the groups with the numbers of their ends; UsageError where they do not fit the fields."""
+        """Return the groups with resolved ranges; UsageError if they do not fit the fields."""
         widths = {
             field.name: field.shape[0]
             for field in fields
@@ -803,7 +816,7 @@ class ChangeActionSpace(RowOperation):
         }
         if self.key not in widths:
             raise UsageError(
-                f"action-space changes {self.key!r}, which is not a field with some numbers a row",
+                f"action-space changes {self.key!r}, which is not a field with a vector of numbers in each row",
                 hint=f"there are {', '.join(sorted(widths))}",
             )
         return Layout.of(self.key, self.groups, widths, names)
@@ -811,11 +824,11 @@ class ChangeActionSpace(RowOperation):
     def plan(self, fields: Fields) -> BoundOperation:
         layout = self.layout(fields, {})
         if any(group.was in OF_CHUNKS for group in layout.groups):
-            raise UsageError(f"rows of {self.key} are in no chunks: was is absolute, delta or step")
+            raise UsageError(f"rows of {self.key} are not in chunks, expected was=absolute, delta or step")
         key: Key = tuple(self.key.split("."))
         if in_next(key) in fields:
             raise UsageError(
-                f"action-space changes {self.key}, and next.{self.key} would stay as it is",
+                f"action-space changes {self.key}, but next.{self.key} would stay unchanged",
                 hint=f"leave it out first: --exclude next.{self.key}",
             )
         return _BoundActionSpace(fields, layout.with_groups(Group.of_rows), key)
@@ -848,7 +861,7 @@ class _BoundActionSpace(BoundOperation):
         return found
 
     def _require_rotations(self, batch: LazyBatch, rows: Array) -> None:
-        """Refuse what is said to be a rotation and is none: the place or the representation is then wrong."""
+        """Refuse rows that should have a rotation but do not, because the range or the representation is wrong."""
         for group in self._layout.groups:
             checks = [(group.place, rows, group.given)]
             if group.needs_state and group.state is not None:
@@ -862,11 +875,11 @@ class _BoundActionSpace(BoundOperation):
 
 _INFO = "meta/info.json"
 _OF_OLD_ACTIONS = ("stats.json", "stats.jsonl", "modality.json")
-"""The ends of the names of LeRobot's files that state what actions were: their statistics, and GR00T's groups."""
+"""Suffixes of metadata files that describe the old actions: LeRobot's statistics, and GR00T's groups."""
 
 
 def fields_after(reader: StepReader, before: Iterable[Operation]) -> Fields:
-    """Return what operations make of the fields of a dataset; those that do not fit them say so when they are bound."""
+    """Return the fields of a dataset after some operations, up to one that does not fit and fails when it is bound."""
     fields = Fields.of(reader.fields, reader.path)
     with suppress(UsageError):
         for one in before:
@@ -875,8 +888,9 @@ def fields_after(reader: StepReader, before: Iterable[Operation]) -> Fields:
 
 
 def rotations_after(reader: StepReader, before: Iterable[Operation]) -> dict[str, list[tuple[Place, str]]]:
-    """Return where fields have rotations, and how they are written, after all `--action-space` that have made the
-    dataset, and the operations `before` this one.
+    """Return the ranges of fields that hold rotations, with their representations, by field.
+
+    They are known from all `--action-space` in the provenance of the dataset, and from the operations `before`.
     """
     past = [one for made in reader.manifest.provenance for one in made.arguments.get("operations") or ()]
     found: dict[str, list[tuple[Place, str]]] = {}
@@ -904,9 +918,9 @@ def rotations_after(reader: StepReader, before: Iterable[Operation]) -> dict[str
 
 
 def names_of_numbers(reader: StepReader, before: Iterable[Operation] = ()) -> dict[str, list[str]]:
-    """Return what LeRobot's metadata call the numbers of fields, by the name of the field.
+    """Return the names of the numbers of each field in LeRobot's metadata, by the name of the field.
 
-    Numbers that operations before have changed have no names.
+    A field that an operation in `before` has converted has no names.
     """
     try:
         features = json.loads(reader.documents().get(_INFO, b"{}")).get("features", {})

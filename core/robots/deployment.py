@@ -1,4 +1,4 @@
-"""Actions of a policy as the robot takes them, and the other way round: what `--action-space` did, and its inverse."""
+"""Converts the actions of a policy to those of the robot and back: what `--action-space` did to a dataset, undone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .action_space import OF_CHUNKS, Array, Group, Layout, Place, Runs
 
 _QUANTILES = (0.01, 0.99)
 _ANCHORS = 4096
-"""Chunks that statistics are taken of at a time."""
+"""The number of chunks that are read at a time for statistics."""
 
 
 class _Scale(NamedTuple):
@@ -36,9 +36,9 @@ class _Scale(NamedTuple):
 
 
 class ActionMapping:
-    """What the actions of a dataset mean, and how they become actions that the robot takes; see `action_space`.
+    """Converts between the actions of a dataset's source, which the robot takes, and those that a policy learns.
 
-    `steps` are the changes in the order in which they were made.
+    `action_space` returns it. `steps` are the conversions, in the order in which `preprocess` made them.
 
     >>> from rbtool.core.robots.action_space import Layout
     >>> text = "0:2=numbers,as=relative,state=observation.state"
@@ -58,19 +58,19 @@ class ActionMapping:
         return f"{type(self).__name__}({', '.join(map(repr, groups))})"
 
     def forward(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
-        """Return actions as the policy learns them, for actions as the source of the dataset has them.
+        """Convert actions of the dataset's source to actions that the policy learns.
 
         Args:
-            actions: one, `[d]`; a batch of single ones, `[B, d]`; a chunk, `[T, d]`; or chunks, `[B, T, d]`. Arrays or
-                tensors; a mapping by the name of the field if several fields were changed.
-            state: what the actions are relative to, as the dataset has it: `[s]` or `[B, s]`, for chunks at their
-                start. A mapping by the name of the field if there are several. A state with as many dimensions as
-                the actions belongs to single actions, one with a dimension less to chunks.
-            previous: for `delta` after the first action of an episode: the absolute action before, as the source has
-                it, in the shape of the state's rows.
+            actions: one action `[d]`, a batch of actions `[B, d]`, a chunk `[T, d]`, or a batch of chunks `[B, T, d]`,
+                as arrays or tensors; a mapping by the name of the field if several fields were converted.
+            state: the state that actions are relative to, as in the dataset: `[s]` or `[B, s]`; for chunks, the state
+                at their start. A mapping by the name of the field if there are several. A state with as many dimensions
+                as the actions belongs to single actions, a state with one dimension less to chunks.
+            previous: for `delta`, except for the first action of an episode: the absolute action before, as in the
+                source, with the leading dimensions of the state.
 
         Returns:
-            The same kind of arrays, float32 unless the actions are float64.
+            Arrays or tensors like the actions, float32 unless the actions are float64.
 
         Raises:
             UsageError: (a ValueError) a state is missing or does not fit the actions.
@@ -78,38 +78,39 @@ class ActionMapping:
         return self._applied(actions, state, previous, inverse=False)
 
     def inverse(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
-        """Return actions as the robot takes them, for actions of the policy: the opposite of `forward`.
+        """Convert actions of the policy to actions for the robot: the inverse of `forward`.
 
-        Takes what `forward` does; `previous` is the last action that the robot was given, absolute.
+        The arguments are those of `forward`; `previous` is the last absolute action that the robot was given.
         """
         return self._applied(actions, state, previous, inverse=True)
 
     def transform(self) -> Transform:
-        """Return the transform that makes the actions of a batch relative, where that depends on the chunk.
+        """Return the transform that makes the actions of a batch relative to the start of their chunk.
 
-        It is for buffers and loaders, after their windows: `load_dataset(path, windows={"action": (0, 16)},
-        transform=space.transform())`. Actions become relative to the state of the sampled step; without a window, of
-        the step itself. It changes nothing in a dataset without `as=relative` or `as=chunk-delta`.
+        Use it in buffers and loaders with windows: `load_dataset(path, windows={"action": (0, 16)},
+        transform=space.transform())`. Actions become relative to the state of the sampled step, which without a window
+        is their own step. For a dataset without `as=relative` or `as=chunk-delta`, the transform changes nothing.
         """
         return RelativeToChunk(tuple(_of_chunks(step) for step in self._layouts() if _in_chunks(step)))
 
     def statistics(self, horizon: int = 1) -> dict[str, Any]:
-        """Return statistics of actions as a policy with chunks of `horizon` steps learns them, to normalise them by.
+        """Return statistics to normalise the actions of a policy that predicts chunks of `horizon` steps.
 
-        They are of whole chunks, which begin at every step that has enough steps of its episode after it.
+        They are computed over all whole chunks: one begins at every step with enough steps of its episode after it.
 
         Returns:
-            For the field, or by field if several were changed: `count`, and `mean`, `std`, `min`, `max`, `q01` and
-            `q99` as arrays `[horizon, d]`. Quantiles are those of `numpy.quantile`, from values accurate to 0.2 %.
+            `count`, and `mean`, `std`, `min`, `max`, `q01` and `q99` as arrays `[horizon, d]`; a mapping of these by
+            field if several fields were converted. Quantiles are as from `numpy.quantile`, with values accurate to
+            0.2 %.
         """
         if self._source is None:
-            raise UsageError("statistics are of a dataset, and this is of a manifest alone")
+            raise UsageError("statistics need the dataset, but this action space was read from a manifest alone")
         if horizon < 1:
             raise UsageError(f"horizon is {horizon}, expected a number of steps from 1")
         found = {}
         with contextlib.closing(open_steps(self._source)) as reader:
             if (longest := int(reader.episodes.length.max(initial=0))) < horizon:
-                raise UsageError(f"horizon is {horizon}, and the longest episode has {longest} steps")
+                raise UsageError(f"horizon is {horizon}, but the longest episode has {longest} steps")
             for key in self._keys:
                 width = horizon * next(field.shape[0] for field in reader.fields if field.name == key)
                 moments, sketch = Moments(width), QuantileSketch(width)
@@ -152,7 +153,7 @@ class ActionMapping:
         found = {}
         for key, given in actions.items():
             if key not in self._keys:
-                raise UsageError(f"there is no {key!r} among what was changed: {', '.join(self._keys)}")
+                raise UsageError(f"{key!r} was not converted; the converted fields are {', '.join(self._keys)}")
             steps = [step for step in self.steps if step.key == key]
             last = None if previous is None else _numbers(previous[key])
             found[key] = _like(given, _changed(steps, _numbers(given), state, last, inverse=inverse))
@@ -162,7 +163,7 @@ class ActionMapping:
 def _changed(
     steps: list[Layout | _Scale], actions: Array, state: Any, previous: Array | None, *, inverse: bool
 ) -> Array:
-    befores: list[Array | None] = []  # in front of each step
+    befores: list[Array | None] = []  # the previous action before each step, and after the last one
     for step in steps:
         befores.append(previous)
         if previous is not None and isinstance(step, Layout):
@@ -196,8 +197,8 @@ def _of_layout(layout: Layout, actions: Array, state: Any, previous: Array | Non
     for name, one in {**known, **({"previous": previous} if previous is not None else {})}.items():
         if one.shape[:-1] != lead:
             raise UsageError(
-                f"{name} is {list(one.shape)}, and {layout.key} is {list(actions.shape)}: expected one for each "
-                "action, or one for each chunk of actions"
+                f"{name} is {list(one.shape)} for {layout.key} {list(actions.shape)}, expected one for each action, or "
+                "one for each chunk of actions"
             )
     rows = actions.reshape(-1, layout.width)
     count = int(np.prod(lead, dtype=np.int64))
@@ -217,7 +218,7 @@ def _path(name: str) -> tuple[str, ...]:
 
 
 def _states(layout: Layout, state: Any) -> dict[str, Array]:
-    """Return the states that a layout needs, by the name of the field."""
+    """Return the states that a layout needs, by field."""
     places = layout.states()
     keys = list(dict.fromkeys(place.key for place in places))
     if keys and state is None:
@@ -232,7 +233,7 @@ def _states(layout: Layout, state: Any) -> dict[str, Array]:
             raise UsageError(f"state lacks {place.key}: actions are relative to {place}")
         found[place.key] = one = _numbers(state[place.key])
         if one.shape[-1] < int(place.stop or 0):
-            raise UsageError(f"{place.key} is {list(one.shape)}, and actions are relative to {place}")
+            raise UsageError(f"{place.key} is {list(one.shape)}, but actions are relative to {place}")
     return found
 
 
@@ -241,7 +242,7 @@ def _numbers(value: Any) -> Array:
 
 
 def _like(given: Any, found: Array) -> Any:
-    """Return numbers as what was given: a tensor or an array, float64 if that was, else float32."""
+    """Return numbers as a tensor or an array like the given one, with its float type, or as float32."""
     if isinstance(given, torch.Tensor):
         dtype = given.dtype if given.is_floating_point() else torch.float32
         return torch.from_numpy(found).to(given.device, dtype)
@@ -253,17 +254,17 @@ def _in_chunks(layout: Layout) -> bool:
 
 
 def _of_chunks(layout: Layout) -> Layout:
-    """Return what is left to do in batches, given rows as `preprocess` wrote them."""
-    rows = layout.with_groups(Group.of_rows).inverted()  # the places of the rows
+    """Return the rest of the conversion, for chunks in batches of the rows that `preprocess` wrote."""
+    rows = layout.with_groups(Group.of_rows).inverted()  # has the ranges of the groups in these rows
     pairs = list(zip(layout.groups, rows.groups, strict=True))
     return Layout(layout.key, layout.made, tuple(asked.in_batches(made.place) for asked, made in pairs))
 
 
 class RelativeToChunk(Transform):
-    """Makes the actions of a batch relative to the state of the sampled step; `ActionMapping.transform` makes it.
+    """Makes the actions of a batch relative to the state of the sampled step; see `ActionMapping.transform`.
 
-    A transform of a buffer, for batches of single steps, behind the windows. The state is read from the storage, with
-    or without a window of its own.
+    It is a transform for buffers that sample single steps, and runs after windows. It reads the state from the storage,
+    so the state need not be in the batch.
 
     Raises:
         MissingKeyError: (a KeyError) the action is not in the batch, or the state is not stored.
@@ -285,7 +286,7 @@ class RelativeToChunk(Transform):
         )
 
     def with_past(self, data: Any, past: Past) -> Any:
-        """Return rows with relative actions."""
+        """Return the batch with relative actions."""
         batch = require_tensordict(data, self).copy()
         lead = past.age.dim()
         for layout in self.layouts:
@@ -301,7 +302,7 @@ class RelativeToChunk(Transform):
             for name in dict.fromkeys(place.key for place in layout.states()):
                 found, _ = past.window(_path(name), np.zeros((), np.int64))
                 if found is None:
-                    raise MissingKeyError(f"{name} is not stored, and actions are relative to it")
+                    raise MissingKeyError(f"{name} is not stored, but actions are relative to it")
                 states[name] = found
             batch.set(key, _like(value, _of_layout(layout, _numbers(value), states, None)))
         return batch
@@ -311,17 +312,17 @@ class RelativeToChunk(Transform):
 
 
 def action_space(dataset: str | os.PathLike[str]) -> ActionMapping:
-    """Return what `preprocess --action-space` did to the actions of a dataset, to undo it for the actions of a policy.
+    """Return the conversion that `preprocess --action-space` applied to a dataset, to undo it for a policy's actions.
 
-    All runs of `preprocess` that the manifest lists count, and `--normalize` of the changed fields as well: `inverse`
-    returns actions as the source of the first run has them.
+    It covers all runs of `preprocess` in the manifest, including `--normalize` of the converted fields: `inverse`
+    returns actions as they were before the first run.
 
     Args:
         dataset: a path, `source:id`, or a `manifest.json`, which is enough for deployment.
 
     Raises:
-        UsageError: (a ValueError) no action space was changed, or a field was renamed or joined before or after.
-        DatasetNotFoundError: nothing is there.
+        UsageError: (a ValueError) no action space was converted, or a field was also renamed or joined.
+        DatasetNotFoundError: the dataset does not exist.
     """
     path = find_dataset(dataset)
     manifest = manifest_at(path)
@@ -337,20 +338,20 @@ def _steps(manifest: Manifest, name: str) -> tuple[Layout | _Scale, ...]:
             done.append((document, constants))
     spaces = [document for document, _ in done if document["name"] == "action-space"]
     if not spaces:
-        raise UsageError(f"no action space of {name} was changed", hint="preprocess --action-space does so")
+        raise UsageError(f"no action space of {name} was converted", hint="preprocess --action-space does this")
     groups = [Group.parsed(text, document.get("key", "action")) for document in spaces for text in document["groups"]]
     keys = {group.place.key for group in groups}
     used = keys | {group.state.key for group in groups if group.state is not None}
     widths = {field.name: field.shape[0] for field in manifest.fields if field.shape}
     found: list[Layout | _Scale] = []
-    for document, constants in reversed(done):  # how many numbers there are is known at the end
+    for document, constants in reversed(done):  # backwards, because only the final widths are known
         key = document.get("key", "action")
         if document["name"] == "action-space":
             own = tuple(Group.parsed(text, key) for text in document["groups"])
             before = widths.get(key, 0) - sum(group.width - group.place.width for group in own)
             if any(step.key == key for step in found) and _in_chunks(Layout(key, before, own)):
                 raise UsageError(
-                    f"{key} was changed again after it was made relative to chunks, which cannot be undone"
+                    f"{key} was converted again after it became relative to chunks, which cannot be undone"
                 )
             found.append(Layout(key, before, own))
             widths[key] = before
@@ -360,8 +361,8 @@ def _steps(manifest: Manifest, name: str) -> tuple[Layout | _Scale, ...]:
                     found.append(_Scale(part["key"], np.array(part["loc"]), np.array(part["scale"])))
                 elif part["key"] in used:
                     raise UsageError(
-                        f"{part['key']}, to which actions are relative, was normalised: that is not undone"
+                        f"{part['key']}, to which actions are relative, was normalised, which cannot be undone here"
                     )
         elif document["name"] in ("rename", "cat") and used & {key, document.get("to"), *document.get("parts", ())}:
-            raise UsageError(f"{key} was changed by {document['name']} of {name}, which is not undone")
+            raise UsageError(f"{key} was changed by {document['name']} of {name}, which cannot be undone here")
     return tuple(reversed(found))

@@ -268,7 +268,7 @@ def _as_pickles(folder: Path) -> None:
         (_other(23, more=np.zeros(2)), "has an array 'more', which the first frames do not have"),
         (_other(20, actions=np.zeros(7, "f4")), "actions are float32 .7. and float64 .7. in different recordings"),
         (_saved("ep_start_end_ids.npy", np.zeros((0, 2), int)), "has no recordings"),
-        (_saved("ep_start_end_ids.npy", np.zeros((2, 3), int)), "expected the first and the last frame of each recording"),
+        (_saved("ep_start_end_ids.npy", np.zeros((2, 3), int)), "the first and the last frame of each recording"),
         (_saved("ep_start_end_ids.npy", np.array([[5, 3]])), "a recording from frame 5 to 3"),
         (_saved("ep_start_end_ids.npy", np.array([[5.0, 3.0]])), "expected whole numbers"),
         (_saved("ep_start_end_ids.npy", np.array([[5, None]])), "has elements of type object"),
@@ -315,10 +315,10 @@ def test_spans_across_recordings_are_refused_and_notes_say_what_else_is_odd(tmp_
         rbtool.convert(folder, tmp_path / "no", episodes_by="annotation", trust_pickle=True)
     result = rbtool.convert(folder, tmp_path / "out", episodes_by="annotation", trust_pickle=True, skip_bad=True)
     assert rows_of(result.path)[1].episodes.episode.tolist() == [1]
-    assert any("ep_lens.npy has other lengths" in note for note in result.notes)
+    assert any("the lengths in ep_lens.npy differ" in note for note in result.notes)
     shared = write_calvin(tmp_path / "shared", [(10, 12), (12, 14)])
     result = rbtool.convert(shared, tmp_path / "twice")
-    assert any("frames are in both" in note for note in result.notes)
+    assert any("recordings overlap: frames of 1 recording" in note for note in result.notes)
     assert rows_of(result.path)[0]["info.frame"].tolist() == [10, 11, 12, 12, 13, 14]
     with pytest.raises(RbtoolError, match="has no annotations"):
         rbtool.convert(shared, tmp_path / "no", episodes_by="annotation", trust_pickle=True)

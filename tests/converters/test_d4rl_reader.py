@@ -225,7 +225,8 @@ def test_a_column_that_has_the_name_of_an_info_is_left_out_and_named(tmp_path: P
     columns |= {"whole/x": np.zeros(7), "infos/whole": np.arange(7)}
     result = rbtool.convert(write_d4rl(tmp_path / "a.hdf5", columns), tmp_path / "out")
     assert {entry["key"]: entry["why"] for entry in result.dropped_keys} == {
-        "goal": "infos/goal has the same name", "part": "infos/part has the same name", "whole/x": "infos/whole has the same name"
+        "goal": "infos/goal has the same name", "part": "infos/part has the same name",
+        "whole/x": "infos/whole has the same name",
     }  # fmt: skip
     with TedReader(result.path) as reader:
         found = columns_of(reader)
@@ -550,7 +551,7 @@ def test_inspect_shows_the_keys_of_a_file_that_needs_the_horizon(inside: bool, t
         assert {one.name: one.rows for one in found.columns} == dict.fromkeys(
             ("observations", "actions", "rewards", "terminals"), 8
         )
-        assert "time limit cannot be determined" in found.doubts[0]
+        assert "it is not known where an episode reaches its time limit" in found.doubts[0]
         assert (found.format, dict(found.options)) == ("d4rl", {"horizon": "N"})
         assert found.command.endswith("DEST --from d4rl --horizon N")
     with pytest.raises(FormatError, match="neither timeouts"):

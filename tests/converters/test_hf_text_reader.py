@@ -135,7 +135,8 @@ def test_columns_of_all_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"text": ["a", None]}, "1 rows without a value \\(null\\) in 'text'"), ({"number": [1]}, "has no column of text"),
+        ({"text": ["a", None]}, "1 rows without a value \\(null\\) in 'text'"),
+        ({"number": [1]}, "has no column of text"),
         ({"text": ["x" * 70_000]}, "has a text of 70,000 bytes in 'text'"),
         ({"text": pa.array([], "string")}, "has no rows"),
         ({"text": ["a"], "n": pa.array([None], "int64")}, "1 rows without a value \\(null\\) in 'n'"),

@@ -248,25 +248,25 @@ def test_numbers_between_groups_move_along_and_float32_stays():
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["0:6"], "'' is no kind of numbers"),
+        (["0:6"], "'' is not a kind of group"),
         (["0:6=pse,from=matrix"], "did you mean 'pose'"),
         (["0:6=pose"], "from is missing"),
         (["0:6=pose,from=euler-xyx"], "a rotation cannot be 'euler-xyx'"),
         (["0:3=rotation,from=quat-xyzv"], "did you mean 'quat-xyzw'"),
-        (["0:3=numbers,frm=matrix"], "'frm', which it does not know; did you mean 'from'"),
+        (["0:3=numbers,frm=matrix"], "an unknown option 'frm'; did you mean 'from'"),
         (["0:3=numbers,as=delt"], "expected one of absolute, delta"),
         (["0:3=numbers,as=delta"], "state is missing"),
         (["0:3=numbers,as=delta,state=observation.stat"], "did you mean 'observation.state'"),
-        (["0:3=numbers,as=delta,state=observation.state[0:2]"], "has 2 numbers, and action\\[0:3\\] has 3"),
-        (["0:7=pose,from=euler-xyz"], "has 7 numbers, and a pose in euler-xyz has 6"),
+        (["0:3=numbers,as=delta,state=observation.state[0:2]"], "has 2 numbers, but action\\[0:3\\] has 3"),
+        (["0:7=pose,from=euler-xyz"], "has 7 numbers, but a pose in euler-xyz has 6"),
         (["0:9=numbers"], "goes beyond the 7 numbers of action"),
-        (["3:3=numbers"], "holds no number"),
+        (["3:3=numbers"], "is an empty range"),
         (["0:4=numbers", "3:6=numbers"], "overlap"),
         (["6=gripper,from=0:1"], "from and to go together"),
         (["6=gripper,from=0:1,to=1:1"], "a gripper is '1:1'"),
         (["6=gripper,from=0:1,to=-1:1,binary=no"], "'binary=no' is not understood"),
-        (["6=gripper,as=delta,state=observation.state[6]"], "a gripper stays absolute"),
-        (["0:6=numbers,was=relative,state=observation.state[0:6]"], "rows of action are in no chunks"),
+        (["6=gripper,as=delta,state=observation.state[6]"], "a gripper cannot become relative"),
+        (["0:6=numbers,was=relative,state=observation.state[0:6]"], "rows of action are not in chunks"),
         (["x..yaw=numbers"], "no number of action is called 'x'"),
         (["control[0:2]=numbers"], "'control', which is not a field"),
     ],
@@ -369,7 +369,7 @@ def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):
     assert found["q01"].shape == (4, 10)
     for name, fraction in (("q01", 0.01), ("q99", 0.99)):
         np.testing.assert_allclose(found[name], np.quantile(chunks, fraction, axis=0), atol=4e-3)
-    with pytest.raises(UsageError, match="horizon is 100, and the longest episode has"):
+    with pytest.raises(UsageError, match="horizon is 100, but the longest episode has"):
         space.statistics(100)
 
 
@@ -415,7 +415,7 @@ def test_what_cannot_be_undone_is_refused(robot):
     with pytest.raises(UsageError, match="no action space of"):
         rbtool.action_space(changed(robot, "plain", clip_reward="-9:9"))
     made = changed(robot, "made", action_space=f"{POSE},as=relative", normalize="action")
-    with pytest.raises(UsageError, match="action was changed again after it was made relative to chunks"):
+    with pytest.raises(UsageError, match="action was converted again after it became relative to chunks"):
         rbtool.action_space(made)
     made = changed(robot, "moved", action_space=f"{POSE},as=delta", rename="action=control")
     with pytest.raises(UsageError, match="action was changed by rename"):

@@ -540,7 +540,7 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
         ({"resample": "5,reward=hold"}, "cannot be hold"),
         ({"resample": "5,action[0:4]=quat-wxyz"}, "goes beyond the 2 numbers of action"),
-        ({"resample": "5,action[0:2]=quat-wxyz"}, "has 2 numbers, and quat-wxyz has 4"),
+        ({"resample": "5,action[0:2]=quat-wxyz"}, "has 2 numbers, but quat-wxyz has 4"),
         ({"resample": "5,action[0:2]=slerp"}, "a rotation cannot be 'slerp'"),
         ({"resample": "5,count[0:2]=axis-angle"}, "no rotations in 'count'"),
         ({"resample": "5"}, "does not know the rate of the steps"),

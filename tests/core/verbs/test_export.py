@@ -256,7 +256,7 @@ def _drop(name: str) -> Any:
         (lambda path: _about(path, version=2), FormatError, "has version 2, this rbtool reads up to 1"),
         (lambda path: _about(path, steps=11), CorruptDataError, r"float32 \[10, 2\] for action, expected rows"),
         (lambda path: _about(path, fields=3), CorruptDataError, "has 3 as fields, expected a list"),
-        (lambda path: _about(path, episodes=3), CorruptDataError, "the description states 3 and 10"),
+        (lambda path: _about(path, episodes=3), CorruptDataError, "as the description states: 3 with 10 steps"),
         (_set("episodes/length", 0, 2), CorruptDataError, "has 4 episodes and 9 steps"),
         (_set("episodes/start", 1, 2), CorruptDataError, "expected consecutive episodes"),
         (_drop("steps/next/reward"), CorruptDataError, "has nothing for next.reward, expected rows of"),

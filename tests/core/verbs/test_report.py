@@ -207,7 +207,7 @@ def test_a_page_of_many_fields_is_small_and_states_what_is_left_out(tmp_path: Pa
             [EpisodeRow(0, len(rows), 0.0, True, False, EndReason.TERMINATED)], Origin(Request("test", "test", "wide"))
         )
     text = words(page_of(tmp_path, tmp_path / "wide"))
-    assert re.search(r"[\d,]+ rows left out, for the size of the page", text)
+    assert re.search(r"[\d,]+ rows left out, to limit the size of the page", text)
 
 
 def test_large_images_make_a_small_page(tmp_path: Path) -> None:
@@ -286,6 +286,9 @@ def test_findings_are_shown_with_the_steps_and_frames_concerned(tmp_path: Path) 
     assert "marked: step 40;" in spike
     assert spike.count('class="mark"') == spike.count('class="usual"') == 1
     assert "action[1]" in spike
+    assert re.findall(r"docs/reference/\w+\.md, (?:MOT001|PIC002)", text) == [
+        "docs/reference/behaviour.md, MOT001", "docs/reference/behaviour.md, PIC002"
+    ]  # fmt: skip
     assert "marked: steps 30 to 44<" in black
     assert 'alt="observation.image.front at steps 27,' in black
     assert not re.search(r"<(?:polyline|rect|line|path)\b[^>]*[^/]>", text)  # they would hide what follows
