@@ -98,7 +98,9 @@ class D3rlpyReader(ColumnReader):
         names = [_text(name) for name in (listed if isinstance(listed, list) else np.atleast_1d(listed))]
         count = self._value(_COUNT)
         if np.ndim(count) or np.asarray(count).dtype.kind not in "iu" or not 0 <= int(count) <= len(self._file):
-            raise FormatError(f"{self.path}: num_episodes is {count}, but the file has fewer arrays")
+            raise FormatError(
+                f"{self.path}: num_episodes is {count}, expected 0 to {len(self._file):,} for the arrays in the file"
+            )
         for name in _REQUIRED:
             if name not in names:
                 raise FormatError(f"{self.path} has no {name!r} among its columns ({', '.join(names)[:200]})")

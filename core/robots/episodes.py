@@ -54,44 +54,44 @@ from ..ted.schema import (
 )
 from .action_space import Place, between, fields_after, is_rotation, names_of_numbers, rotation, rotations_after
 
-# The tasks of episodes: what a robot was told to do, as text
+# The tasks of episodes: the instruction of a robot, as text
 
 _ROWS = 1 << 16
-"""Rows that are read at a time."""
+"""The number of rows that are read at a time."""
 _MOST = 1000
-"""The most steps that resampling makes of one."""
+"""The largest number of steps that resampling makes of one step."""
 _LONGEST = 100_000_000
-"""The most steps of an episode that is resampled."""
+"""The largest number of steps of a resampled episode."""
 
 
 def _ranges(reader: StepReader) -> Iterator[tuple[int, int]]:
-    """Divide all rows into ranges that do not depend on the fields, so that sums over them do not either."""
+    """Divide all rows into ranges that do not depend on the fields, so that the rounding of sums does not either."""
     for low in range(0, reader.manifest.steps, _ROWS):
         yield low, min(low + _ROWS, reader.manifest.steps)
 
 
 class _TaskOperation(RowOperation):
-    """Changes the texts of episodes, and of rows where these have tasks of their own."""
+    """Changes the tasks of episodes, and the tasks of rows if rows have their own."""
 
     @abstractmethod
     def new(self) -> str:
-        """Return the text that is put in the place of others."""
+        """Return the new text."""
 
     @abstractmethod
     def chooses(self, texts: Array, episodes: Array) -> Array:
-        """Return which rows get the new text, given the text of each as bytes, and the number of its episode."""
+        """Return which rows get the new text, given the text of each row, as bytes, and the number of its episode."""
 
     def plan(self, fields: Fields) -> BoundOperation:
         keys = _row_tasks(fields)
         if keys and EPISODE not in fields:
-            raise UsageError(f"{self.name} needs the field episode, as rows have tasks of their own")
+            raise UsageError(f"{self.name} needs the field episode, because rows have tasks of their own")
         width = len(self.new().encode())
         wider = {key: replace(fields[key], shape=(max(width, *fields[key].shape),)) for key in keys}
         return _BoundTasks(fields.replaced(wider), self, {one: key for key in keys for one in (key, length_key(key))})
 
 
 def _row_tasks(fields: Fields) -> list[Key]:
-    """Return the texts of rows that are their tasks."""
+    """Return the text fields that hold the tasks of rows."""
     return [field.key for field in fields if field.role == "text" and field.key[-1] == TASK]
 
 
@@ -124,10 +124,10 @@ class _BoundTasks(BoundOperation):
 
 @dataclass(frozen=True)
 class SetTask(_TaskOperation):
-    """Sets the task of some episodes, which are given by the source's numbers like `0:50,75`.
+    """Sets the task of some episodes, given by their numbers in the source, such as `0:50,75`.
 
-    It takes the place of the tasks that they had. Numbers are written as for `--episodes`: a range takes the episodes
-    that exist, a single number has to exist.
+    It replaces the tasks that they had. Numbers are written as for `--episodes`: a range selects the existing episodes
+    in it, a single number has to exist.
     """
 
     name: ClassVar[str] = "task"
@@ -152,7 +152,7 @@ class SetTask(_TaskOperation):
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """Name this option in errors about the numbers of episodes."""
+        """Replace `--episodes` by the name of this option in errors about the numbers of episodes."""
         try:
             yield
         except UsageError as error:
@@ -182,7 +182,7 @@ class SetTask(_TaskOperation):
 
 @dataclass(frozen=True)
 class RenameTask(_TaskOperation):
-    """Gives a task another text in all episodes that have it; also a task that others have, which joins them."""
+    """Renames a task in all episodes that have it; a new text that is already a task merges the two."""
 
     name: ClassVar[str] = "rename-task"
     task: str
@@ -190,7 +190,7 @@ class RenameTask(_TaskOperation):
 
     @classmethod
     def from_option(cls, value: Any, discount: Discount) -> Iterable[Operation]:
-        # All at once: what one pair makes is not renamed by another, so the other one comes first.
+        # Pairs apply at once, so a text that one pair makes must not be renamed by another: that one runs first.
         left: dict[str, str] = {}
         for old, new in pairs_of(value, cls.name, "old=new, like 'pick=pick the cube'"):
             if (text := left.setdefault(old, str(new))) != str(new):
@@ -199,8 +199,8 @@ class RenameTask(_TaskOperation):
             ready = [old for old, new in left.items() if new == old or new not in left]
             if not ready:
                 raise UsageError(
-                    f"--rename-task gives {' and '.join(map(repr, left))} each other's texts, which would join them",
-                    hint="rename one of them to a third text, and in another run to what it is to be",
+                    f"--rename-task swaps {' and '.join(map(repr, left))}, which would merge them",
+                    hint="rename one of them to a third text first, and to its final text in another run",
                 )
             yield from (cls(old, left.pop(old)) for old in ready)
 
@@ -230,7 +230,7 @@ class RenameTask(_TaskOperation):
     def _renamed(self, name: str, value: str) -> str:
         if name not in (TASK, TASKS):
             return value
-        # Rows name the tasks of an episode by their keys, or their order: these stay.
+        # Rows refer to the tasks of an episode by their keys, or their positions, which stay the same.
         found: Any = json.loads(value) if name == TASKS else value
         if isinstance(found, dict):
             return dump_json({key: self.to if task == self.task else task for key, task in found.items()})
@@ -239,32 +239,32 @@ class RenameTask(_TaskOperation):
         return self.to if value == self.task else value
 
 
-# Rows that are cut off or made anew
+# Rows that are cut off or resampled
 
 _MAD = 1.4826
 _MEAN = 1.2533
-"""What the median, and the mean, of absolute values is multiplied by to be the deviation of normal noise."""
+"""The factors from the median, and from the mean, of absolute values to the standard deviation of normal noise."""
 _TIME: Key = ("timestamp",)
 _FRAME: Key = ("frame",)
 
 
 @dataclass(frozen=True)
 class TrimIdle(RowOperation):
-    """Cuts off the idle rows at both ends of episodes, in which nothing moves, but for `keep` of them at either end.
+    """Cuts off the rows without motion at both ends of episodes, except for `keep` rows at each end.
 
-    A row moves if a number of the state changes by its action, or a number of the action changes from the row before,
-    by more than `threshold` of its units. The unit of a number is the median of its absolute changes over the dataset,
-    times 1.4826, so that it is a standard deviation of normal noise (the MAD); where most changes are 0, as of a
-    gripper, the mean times 1.2533. Numbers that never change do not count, and pauses in the middle stay.
+    A row moves if a number of the state changes during the step, or a number of the action changes from the row before,
+    by more than `threshold` units. The unit of a number is the median of its absolute changes over the dataset, times
+    1.4826, which is the standard deviation if the changes are normal noise; if most changes are 0, as for a gripper, it
+    is their mean times 1.2533. Numbers that never change are ignored, and pauses in the middle are kept.
 
-    The rewards of rows that are cut off are added to the first and the last row that stay, and the last has the end
-    flags of the episode: returns and ends stay as they are. Of an episode in which nothing moves, nothing is left.
+    The rewards of removed rows are added to the first or the last row that is kept, and the last one gets the end flags
+    of the episode, so that returns and ends do not change. An episode without any motion is removed.
 
-    `keys` are the fields that are looked at, by default actions and observations of one dimension; `units` are those
-    of all their numbers, which are measured if they are not given.
+    `keys` are the fields to look at, by default actions and observations of up to one dimension; `units` has the units
+    of all their numbers, which are measured if not given.
 
-    With `cuts` nothing is looked at: three numbers an episode are its number in the source, and how many rows are cut
-    off at its beginning and at its end. In Python, `trim_idle={4: (57, 0)}` asks for that.
+    With `cuts`, no motion is looked for: there are three numbers for each episode, its number in the source and the
+    numbers of rows to cut off at its beginning and at its end. In Python this is written `trim_idle={4: (57, 0)}`.
     """
 
     name: ClassVar[str] = "trim-idle"
@@ -283,7 +283,7 @@ class TrimIdle(RowOperation):
         threshold, *rest = str(value).split(":", 2)
         keep = rest[0] if rest and rest[0] else "1"
         if not keep.isdecimal():
-            raise UsageError(f"--trim-idle {value!r}: {keep!r} is no number of rows to keep", hint=_TRIM)
+            raise UsageError(f"--trim-idle {value!r}: {keep!r} is not a number of rows to keep", hint=_TRIM)
         keys = names_of(rest[1], cls.name) if len(rest) > 1 else ()
         return [cls(number_of(threshold, cls.name), int(keep), keys)]
 
@@ -292,7 +292,7 @@ class TrimIdle(RowOperation):
             wrong = f"keeps {self.keep} rows" if self.keep < 0 else f"has the threshold {self.threshold:g}"
             raise UsageError(f"trim-idle {wrong}, expected a number from 0", hint=_TRIM)
         if len(self.cuts) % 3 or any(rows < 0 for at, rows in enumerate(self.cuts) if at % 3):
-            raise UsageError("trim-idle has cuts that are not a number of an episode and two numbers of rows each")
+            raise UsageError("trim-idle expects cuts of three numbers: an episode, and the rows to cut at either end")
 
     def settled(self, reader: StepReader, before: Sequence[Operation]) -> TrimIdle:
         if self.units or self.cuts:
@@ -317,7 +317,7 @@ class TrimIdle(RowOperation):
         return replace(self, keys=tuple(map(key_name, keys)), units=tuple(units))
 
     def _watched(self, fields: Fields) -> list[Key]:
-        """Return the fields in which motion is looked for."""
+        """Return the fields whose changes are motion."""
         if self.keys:
             found = [key for name in self.keys for key in fields.covered(name) if key[0] != NEXT]
         else:
@@ -353,7 +353,7 @@ def _pair(fields: Fields, key: Key) -> list[Key]:
 
 
 def _changes(read: Mapping[Key, Array], key: Key) -> Array:
-    """Return by how much each row of a field changes in its step; where `next` lacks it, since the row before."""
+    """Return the change of a field in each step; or, if it is not under `next`, from the row before."""
     values = read[key].reshape(len(read[key]), -1).astype(np.float64)
     if (after := in_next(key)) in read:
         found: Array = read[after].reshape(len(values), -1) - values
@@ -371,7 +371,7 @@ class _BoundTrim(BoundOperation):
         return wanted | self._looked
 
     def _kept(self, batch: LazyBatch) -> tuple[Array, Array]:
-        """Return the first row of each run that stays, and the row behind the last; the same where nothing moves."""
+        """Return the first kept row of each run, and the row after the last kept one; equal if no row is kept."""
         pieces, units, at = batch.pieces, np.array(self._asked.units), 0
         starts, stops = pieces.starts, pieces.starts + pieces.rows
         if self._asked.cuts:
@@ -411,7 +411,7 @@ class _BoundTrim(BoundOperation):
         ends = np.cumsum(high - low)
 
         def joined(how: np.ufunc, values: Array, kept: Array) -> Array:
-            """Join what was cut off to the last and the first row that stay."""
+            """Combine the values of removed rows into the last and the first kept row."""
             for place, (a, b, c, d) in enumerate(zip(starts, low, high, stops, strict=True)):
                 for row, cut in ((ends[place] - 1, values[c:d]), (ends[place] - (c - b), values[a:b])):
                     kept[row] = how(kept[row], how.reduce(cut, axis=0))
@@ -437,33 +437,37 @@ def _is_reward(key: Key) -> bool:
 
 
 def _exact(numbers: Array) -> Array:
-    """Return numbers as a type in which they can be summed."""
+    """Convert numbers to float64 or int64, in which they can be summed."""
     return numbers.astype(np.float64 if numbers.dtype.kind == "f" else np.int64)
 
 
 _EARLY = 0.2345
-"""Where the time of an event is in its frame: it stays in the same row where time stamps are a little off, and rows of
-other rates do not begin just then.
+"""The position within its frame at which an event stated by frame is assumed to happen. It is not 0, so that the event
+stays in its row if time stamps are slightly off, and an odd number, so that rows at other rates do not begin there.
 """
 WAYS = ("nearest", "linear", "hold", "sum")
-"""The value nearest in time; between the two around; the last one before; what adds up over the time of a step."""
+"""How values are resampled: the value nearest in time; interpolated between the two values around; the last value
+before; or the sum of values that add up over the time of a step."""
 
 
 @dataclass(frozen=True)
 class Resample(RowOperation):
-    """Gives episodes another rate: `fps` steps a second, fewer or more than they have.
+    """Resamples episodes to `fps` steps per second.
 
-    Times are in the field `timestamp`, or counted at the rate `source`. That is by default the rate that the
-    source's metadata state, or most of its time stamps have; it is also how long an episode of one step lasts. The
-    steps of an episode begin at its first time, and cover it up to the end of its last step.
+    Times are read from the field `timestamp`, or counted at the rate `source`. By default, `source` is the rate in the
+    metadata, or that of the median time step; it also defines the duration of an episode of a single step. The new
+    steps of an episode begin at its first time stamp, and cover it up to the end of its last step:
 
-    Numbers with fractions of one dimension are interpolated; actions are held: a step has the action that was given
-    last before it began. Whole numbers, text, images and frames of videos are the nearest in time. `ways` say it
-    otherwise, like `action=linear`: `nearest`, `linear`, `hold`, or `sum` for what adds up over time, such as actions
-    that are deltas; rotations in a field, like `observation.state[3:7]=quat-xyzw`, are turned. What `next` holds is the
-    value at the end of the step. Rewards are summed, and flags of rows that become one are joined by OR. Time stamps
-    count at the new rate from the first one on, `frame` from its first number. Events of LeRobot's language are in the
-    step during which they happen.
+        old steps at 10 per second    |  0  |  1  |  2  |  3  |  4  |
+        new steps at 5 per second     |     0     |     1     |     2     |
+
+    Floats of up to one dimension are interpolated. Actions are held: a step gets the last action given before it began.
+    Integers, text, images and frames of videos are taken from the nearest row in time. `ways` overrides this, as in
+    `action=linear`, with `nearest`, `linear`, `hold`, or `sum` for values that add up over time, such as delta actions;
+    rotations in a field are interpolated as rotations with `observation.state[3:7]=quat-xyzw`. Fields under `next` have
+    the value at the end of the step. Rewards are summed, and flags of rows that become one are combined with OR. Time
+    stamps count at the new rate from the first one on, and `frame` from its first number. Events of LeRobot's language
+    are assigned to the step during which they happen.
     """
 
     name: ClassVar[str] = "resample"
@@ -484,7 +488,7 @@ class Resample(RowOperation):
     def __post_init__(self) -> None:
         for rate in (self.fps, self.source):
             if rate is not None and not 1e-6 <= rate <= 1e6:
-                raise UsageError(f"resample is {rate:g} steps a second, expected 1e-06 to 1e+06")
+                raise UsageError(f"resample is {rate:g} steps per second, expected 1e-06 to 1e+06")
         for text in self.ways:
             name, _, way = text.partition("=")
             if "[" in name:
@@ -506,24 +510,24 @@ class Resample(RowOperation):
         return made
 
     def _require_room(self, reader: StepReader) -> None:
-        """Raise UsageError for a rate that makes more steps than anybody means, or than there is memory for."""
+        """Raise UsageError for a rate that is surely a mistake, or makes more steps than fit into memory."""
         more = self.fps / (self.source or self.fps)
         if more > _MOST:
             raise UsageError(
-                f"resample makes {more:,.0f} steps of each, from {self.source:g} to {self.fps:g} a second, expected "
-                f"{_MOST:,} at most"
+                f"resample makes {more:,.0f} steps of each one, from {self.source:g} to {self.fps:g} per second, "
+                f"expected at most {_MOST:,}"
             )
-        # Without pictures, which other operations may leave out or encode.
+        # Pictures do not count, because other operations may leave them out or encode them.
         size = row_bytes(field for field in reader.fields if len(field.shape) < 2)
         longest, available = int(reader.episodes.length.max(initial=0)), available_memory()
         if more > 1 and available is not None and longest * more * size > available:
             raise UsageError(
-                f"resample makes {longest * more:,.0f} steps of the longest episode, which has {longest:,}, and "
+                f"resample makes {longest * more:,.0f} steps of the longest episode, which has {longest:,}: their "
                 f"{readable_size(int(longest * more * size))} do not fit into memory"
             )
 
     def _resolved(self, reader: StepReader, before: Sequence[Operation]) -> Iterator[str]:
-        """Yield the ways, with numbers for the names in places; UsageError for rotations that would be linear."""
+        """Yield the ways with resolved ranges; UsageError for rotations that would be interpolated as numbers."""
         fields, names = fields_after(reader, before), names_of_numbers(reader, before)
         widths = {field.name: field.shape[0] for field in fields if len(field.shape) == 1}
         ways = {field.name: _way_of(field) for field in fields}
@@ -542,17 +546,17 @@ class Resample(RowOperation):
             missed = [f"{place}={how}" for place, how in places if (key, place.start) not in turned]
             if missed and ways.get(key) == "linear":
                 raise UsageError(
-                    f"{key} has rotations, which are not linear: {', '.join(missed)}",
+                    f"{key} has rotations, which cannot be interpolated as numbers: {', '.join(missed)}",
                     hint=f"add them: --resample {','.join([f'{self.fps:g}', *self.ways, *missed])}",
                 )
 
     def _gone_with_their_rows(
         self, reader: StepReader, before: Sequence[Operation]
     ) -> dict[int, set[int | tuple[float, float] | None]]:
-        """Return the events of each episode whose rows are not there, and which no other row may have instead.
+        """Return the events of each episode whose rows do not exist, and which no other row must get instead.
 
-        UsageError where the frames by which events are stated do not tell when they happen, and for operations before
-        that remove rows: which ones is not known yet.
+        Raises UsageError if the time of events that are stated by frame is not known, and if an operation before
+        removes rows, because it is not known yet which ones.
         """
         keys, table, rate = {field.key for field in reader.fields}, reader.episodes, self.source
         retimed = [one.fps for one in before if isinstance(one, Retime)]
@@ -563,10 +567,10 @@ class Resample(RowOperation):
                 continue
             for one in before:
                 if isinstance(one, Resample):
-                    return {}  # it has left them out, and stated the others by their times
+                    return {}  # that operation has left them out, and stated the other events by their times
                 if isinstance(one, TrimIdle) or (isinstance(one, RowOperation) and one.drops_rows):
                     raise UsageError(
-                        f"{one.name} and {self.name} in one run would give {EVENTS} of rows that are removed to others",
+                        f"{one.name} and {self.name} in one run would assign {EVENTS} of removed rows to other rows",
                         hint=f"run {one.name} first, and {self.name} on its result",
                     )
             if _FRAME in keys and (retimed or _TIME in keys) and rate is not None:
@@ -579,8 +583,8 @@ class Resample(RowOperation):
                 fits = bool(((late <= _EARLY) & (late > _EARLY - 1)).all())
             if not fits and any(isinstance(at, int) for at in said):
                 raise UsageError(
-                    f"{EVENTS} of episode {table.episode[place]} are stated by frame, and its time stamps do not say "
-                    f"when these are at {rate or 0:g} frames a second"
+                    f"{EVENTS} of episode {table.episode[place]} are stated by frame, but its time stamps do not tell "
+                    f"when these frames are at {rate or 0:g} frames per second"
                 )
         return found
 
@@ -588,16 +592,16 @@ class Resample(RowOperation):
         return at_rate(documents, self.fps)
 
     def texts(self, numbers: Sequence[int], texts: EpisodeTexts) -> EpisodeTexts:
-        """Events are stated by their times from now on; what holds from a time on stays as it is."""
+        """Return the texts with events stated by time; language that lasts from a time on does not change."""
         if any(text.get(PERSISTENT, "[]").startswith("{") for text in texts):
-            raise UsageError(f"{PERSISTENT} differs between the rows of an episode, which resample replaces by others")
+            raise UsageError(f"{PERSISTENT} differs between the rows of an episode, which resample cannot keep apart")
         return [
             text | {EVENTS: self._by_time(text[EVENTS], self._gone.get(number, ()))} if EVENTS in text else text
             for number, text in zip(numbers, texts or [{}] * len(numbers), strict=True)
         ]
 
     def _by_time(self, text: str, gone: Collection[Any]) -> str:
-        """Return events for rows at the new rate: each is in the row during which it happens."""
+        """Return events for rows at the new rate, each in the row during which it happens."""
         said = parse_said(text, EVENTS)
         if None in said:
             return text
@@ -612,7 +616,7 @@ class Resample(RowOperation):
     def plan(self, fields: Fields) -> BoundOperation:
         if _TIME not in fields and self.source is None:
             raise UsageError(
-                "resample does not know the rate of the steps: there is no field timestamp, and no metadata state it",
+                "resample needs the rate of the steps: there is no field timestamp, and no metadata state the rate",
                 hint=f"add it: --resample {self.fps:g},from=50",
             )
         ways = {field.key: _way_of(field) for field in fields}
@@ -636,15 +640,15 @@ class Resample(RowOperation):
     def _rotation_in(fields: Fields, place: Place, how: str) -> tuple[Key, Place]:
         key = tuple(place.key.split("."))
         if key not in fields or key[0] == NEXT or len(fields[key].shape) != 1 or not is_floating(fields[key].dtype):
-            raise UsageError(f"resample: there are no rotations in {place.key!r}, which is no field of some fractions")
+            raise UsageError(f"resample: {place.key!r} has no rotations: it is not a field with vectors of floats")
         place = place.resolved(fields[key].shape[0])
         if place.width != rotation(how).width:
-            raise UsageError(f"resample: {place} has {place.width} numbers, and {how} has {rotation(how).width}")
+            raise UsageError(f"resample: {place} has {place.width} numbers, but {how} has {rotation(how).width}")
         return key, place
 
 
 def _rate_of(reader: StepReader) -> float | None:
-    """Return the rate that metadata state, or that most time stamps have."""
+    """Return the rate in the metadata, or that of the median time step; None if neither is known."""
     source = stated_fps(reader)
     if source is None and any(field.key == _TIME for field in reader.fields):
         table, rows = reader.episodes, min(reader.manifest.steps, _ROWS)
@@ -667,7 +671,11 @@ def _way_of(field: Field) -> str:
 
 
 class _Grid:
-    """The steps of an episode before and after: its times, and those of the new steps, with the end of the last."""
+    """The times of the old and of the new steps of an episode.
+
+    `times` has the beginnings of the old steps and the end of the last one, `edges` the same for the `rows` new steps,
+    and `into` the new step in which each old step ends. Differences below 1 % of a step count as rounding.
+    """
 
     def __init__(self, times: Array, step: float, fps: float) -> None:
         self.times = np.append(times, times[-1] + step)
@@ -678,17 +686,17 @@ class _Grid:
         if self.rows > _LONGEST:
             raise ResultRefused(
                 f"an episode of {counted(len(times), 'step')} lasts {self.times[-1] - begin:g} s by its time stamps, "
-                f"which are {self.rows:,} steps at {fps:g} a second, expected {_LONGEST:,} at most"
+                f"which is {self.rows:,} steps at {fps:g} per second, expected at most {_LONGEST:,}"
             )
         self.edges = begin + np.arange(self.rows + 1) / fps
         after = np.ceil((self.times[1:] - begin - near) * fps) - 1
         self.into = np.clip(after, 0, self.rows - 1).astype(np.int64)
-        """The new step that each step ends in."""
         self._near = min(near, 0.01 * step)
 
     def at(self, values: Array, times: Array, knots: Array, way: str) -> Array:
-        """Return values at some times, given those at the `knots`; `way` is one of `WAYS`, or how rotations are
-        written.
+        """Return values at some times, given the values at the times `knots`.
+
+        `way` is one of `WAYS`, or a representation of rotations.
         """
         times = np.clip(times, knots[0], knots[-1])
         before = np.clip(np.searchsorted(knots, times + self._near, "right") - 1, 0, len(knots) - 1)
@@ -698,7 +706,7 @@ class _Grid:
             return held
         share = np.clip((times - knots[before]) / np.where(after > before, knots[after] - knots[before], 1), 0, 1)
         if way == "nearest":
-            return values[np.where(share > 0.51, after, before)]  # of two as near, the first: clocks have noise
+            return values[np.where(share > 0.51, after, before)]  # halfway, always the first: clocks have noise
         if way != "linear":
             return between(way, values[before], values[after], share)
         share = share.reshape(-1, *(1,) * (values.ndim - 1))
@@ -707,12 +715,12 @@ class _Grid:
         return found
 
     def summed(self, values: Array) -> Array:
-        """Return what adds up in the time of each new step, where a value is spread over the time of its step."""
+        """Return the sums of values over the time of each new step; a value is spread evenly over its old step."""
         total = np.concatenate([np.zeros((1, *values.shape[1:])), np.cumsum(values, 0, np.float64)])
         return np.diff(self.at(total, self.edges, self.times, "linear"), axis=0)
 
     def joined(self, values: Array) -> Array:
-        """Return the sum of what the steps have that end in each new step."""
+        """Return the sums of the values of the old steps that end in each new step."""
         found = np.zeros((self.rows, *values.shape[1:]), values.dtype)
         np.add.at(found, self.into, values)
         return found
@@ -734,7 +742,7 @@ class _BoundResample(BoundOperation):
         return {key for key in (*wanted, *pairs, _TIME) if key in self.after}
 
     def _grids(self, batch: LazyBatch) -> list[tuple[int, int, _Grid]]:
-        """Return the first row of each run, the row behind its last, and its times."""
+        """Return the first row of each run, the row after its last one, and its times."""
         pieces, found = batch.pieces, []
         source = self._asked.source or self._asked.fps
         for start, rows in zip(pieces.starts.tolist(), pieces.rows.tolist(), strict=True):
@@ -781,7 +789,7 @@ class _BoundResample(BoundOperation):
         if key == _FRAME and self._counts(values[rows]):
             return np.arange(values[start], values[start] + grid.rows)
         root = key[1:] if key[0] == NEXT else key
-        if root not in self.after:  # what is known after the step alone: of the last step that has ended
+        if root not in self.after:  # a field only under `next`: its value after the last old step that has ended
             return values[rows][np.maximum(np.searchsorted(grid.into, np.arange(grid.rows), "right") - 1, 0)]
         at, knots = grid.edges[1:] if key[0] == NEXT else grid.edges[:-1], grid.times[:-1]
         known = batch.columns[root].values if way != "linear" else batch.columns[root].numbers
@@ -793,7 +801,7 @@ class _BoundResample(BoundOperation):
         found = grid.at(known, at, knots, way)
         turned = self._turns.get(root, ())
         if turned:
-            if way != "linear":  # those are numbers already
+            if way != "linear":  # linear values are numbers already
                 known, found = as_numbers(known, column.dtype), as_numbers(found, column.dtype)
             found = found.astype(np.float64)
         for place, how in turned:
@@ -810,14 +818,15 @@ class _BoundResample(BoundOperation):
 
 _FRAME, _STAMP = ("frame",), ("timestamp",)
 _NEAR = 1e-4
-"""How much later than its row, in seconds, what lasts may begin: time stamps are rounded."""
+"""How much later than its row, in seconds, lasting language may begin, because time stamps are rounded."""
 
 
 @dataclass(frozen=True)
 class Retime(RowOperation):
-    """Sets `timestamp` to `frame / fps`, in seconds: clocks of recorders jitter, and LeRobot compares with videos.
+    """Sets `timestamp` to `frame / fps`, in seconds, because the clocks of recorders jitter, and LeRobot compares time
+    stamps with videos.
 
-    The rate that metadata state becomes `fps`, so that time stamps and windows in seconds agree.
+    The rate in the metadata becomes `fps`, so that time stamps and windows in seconds agree.
     """
 
     name: ClassVar[str] = "retime"
@@ -829,17 +838,18 @@ class Retime(RowOperation):
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.fps <= 1e6:
-            raise UsageError(f"--retime is {self.fps:g}, expected frames a second, 1e-06 to 1e+06")
+            raise UsageError(f"--retime is {self.fps:g}, expected frames per second from 1e-06 to 1e+06")
 
     def settled(self, reader: StepReader, before: Sequence[Operation]) -> Retime:
-        """Raise UsageError where language is stated by time, and would be in other rows at the new time stamps."""
+        """Raise UsageError if language that is stated by time would move to other rows with the new time stamps."""
         keys, table = {field.key for field in reader.fields}, reader.episodes
         for place, text in enumerate(reader.episode_text or ()):
             events, lasting = (parse_said(text.get(name, "[]"), name) for name in (EVENTS, PERSISTENT))
             timed: Said = {at: said for at, said in events.items() if isinstance(at, tuple)}
             since = [one.get("timestamp") for said in lasting.values() for one in said if isinstance(one, dict)]
             begin = np.array([at for at in since if at is not None], np.float64)
-            resampled = "resample" in [one.name for one in before] and events.keys() - {None}  # then it states times
+            # `resample` states events by time.
+            resampled = "resample" in [one.name for one in before] and events.keys() - {None}
             if not (timed or len(begin) or resampled):
                 continue
             stays = False
@@ -864,13 +874,13 @@ class Retime(RowOperation):
 
     def plan(self, fields: Fields) -> BoundOperation:
         if _FRAME not in fields or fields[_FRAME].shape:
-            raise UsageError("--retime counts by frame, the number of each row in its episode, which is not there")
+            raise UsageError("--retime needs the field frame, the number of each row in its episode")
         known = fields.by_key.get(_STAMP)
         kept = known is not None and is_floating(known.dtype) and known.dtype != "bfloat16" and not known.shape
         field = known if known is not None and kept else Field(_STAMP, "float32", (), "info")
 
         def stamps(inputs: Sequence[LazyColumn]) -> Array:
-            # Not cast here: what is too large for the type of the field is refused, not made infinite.
+            # Not cast here, so that values too large for the field's type are refused instead of becoming infinite.
             found: Array = np.asarray(inputs[0].numbers, np.float64) / self.fps
             return found
 

@@ -1,8 +1,8 @@
-"""Pictures: cropped, scaled and encoded as video, whether a dataset stores their pixels or keeps videos of them.
+"""Crops, scales and encodes pictures as video, both stored pixels and frames of kept videos.
 
-A picture of a kept video is a row of two numbers, the id of a file and a frame in it (`core/format/videos.py`).
-Cropping and scaling replace these numbers by pixels that are decoded when somebody asks for them, so that a long
-episode is never in memory as a whole: encoding takes a few frames, and writes a file for each episode and camera.
+A picture of a kept video is stored as two numbers, the id of a file and a frame in it (`core/format/videos.py`).
+Cropping and scaling replace these numbers by pixels that are decoded only when they are read, so that a long episode is
+never in memory as a whole: encoding reads a few frames at a time, and writes a file for each episode and camera.
 
     kept video          crop, resize            encode
     video.image  --->   image (pixels)   --->   video.image   id, 0, 1, 2, ... of the file of the episode
@@ -57,9 +57,9 @@ _CROP = re.compile(r"(?:(\d+),(\d+),)?([1-9]\d*)x([1-9]\d*)")
 _LAYOUTS = ("hwc", "chw")
 _CHANNELS = (1, 3, 4)
 _LARGEST = 1 << 26
-"""The most pixels of a picture: 8192 x 8192."""
+"""The largest number of pixels of a picture: 8192 x 8192."""
 _AT_ONCE = 16
-"""Frames that are decoded and encoded at a time."""
+"""The number of frames that are decoded and encoded at a time."""
 
 Change = Callable[[Array], Array]
 
@@ -112,13 +112,15 @@ class _Frames(LazyColumn):
 
 
 def _require_sound(path: Path) -> None:
-    """Raise CorruptDataError for a kept video that is not what its name says; read once for each state of the file."""
+    """Raise CorruptDataError if the digest of a kept video differs from its name; verified once for each file state."""
     try:
         state = path.stat()
     except FileNotFoundError:
-        return  # the reader says it better
+        return  # the reader raises a better error
     if not _is_sound(path, state.st_ino, state.st_size, state.st_mtime_ns):
-        raise CorruptDataError(f"{path} is damaged: its digest is another one", hint="rbtool check says what else is")
+        raise CorruptDataError(
+            f"{path} is damaged: its digest does not match its name", hint="rbtool check finds other damage"
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -127,8 +129,8 @@ def _is_sound(path: Path, *state: int) -> bool:
 
 
 def _fields_with_pictures(fields: Fields) -> tuple[Fields, dict[Key, Key]]:
-    """Return the fields, and besides the pictures of kept videos, of an unknown size yet; with the keys of the latter's
-    references.
+    """Return the fields with the pictures of kept videos added, of a size not known yet; and the key of the references
+    for each of these pictures.
     """
     found = {image_key(key): key for key in reference_keys(fields) if image_key(key) not in fields}
     made = {image: Field(image, "uint8", (0, 0, CHANNELS), role_of(image)) for image in found}
@@ -136,16 +138,16 @@ def _fields_with_pictures(fields: Fields) -> tuple[Fields, dict[Key, Key]]:
 
 
 def _require_stored(name: str, fields: Fields, keys: Iterable[Key], references: Mapping[Key, Key]) -> None:
-    """Raise UsageError for pictures that are encoded earlier in the program: their videos are not written yet."""
+    """Raise UsageError for pictures that an earlier operation encodes, because their videos are not written yet."""
     if encoded := [key for key in keys if references.get(key) in fields.encoded]:
         shown = ".".join(encoded[0])
         if name == EncodeImages.name:
             raise UsageError(f"the pictures {shown} are encoded twice, expected one --encode for each field")
-        raise UsageError(f"{name} {shown}: its pictures are encoded before, expected {name} in front of encode")
+        raise UsageError(f"{name} {shown}: its pictures are already encoded, expected {name} before encode")
 
 
 def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[int, ...]]:
-    """Return the shape of the pictures that these fields refer to."""
+    """Return the shape of the pictures in kept videos, by the key of the picture, from their first frames."""
     if not references:
         return {}
     require_pyav()
@@ -154,11 +156,11 @@ def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[
         stored = {field.key for field in reader.fields}
         found = {}
         for image, key in references.items():
-            origin = key if key in stored else fields.origins[key][0]  # it may have another name by now
+            origin = key if key in stored else fields.origins[key][0]  # an earlier operation may have renamed it
             frames = referred_frames(reader.path, reader.read(origin, 0, 1))
             if frames.dtype != np.uint8 or frames.shape[3] != CHANNELS:
                 raise UsageError(
-                    f"{'.'.join(image)} is a kept video of depths, which is neither cut nor scaled nor encoded again",
+                    f"{'.'.join(image)} is a kept video of depths, which cannot be cropped, scaled or encoded again",
                     hint="name the other pictures one by one",
                 )
             found[image] = frames.shape[1:]
@@ -166,7 +168,7 @@ def _measured(fields: Fields, references: Mapping[Key, Key]) -> dict[Key, tuple[
 
 
 class _PictureChange(RowOperation):
-    """Gives pictures another size, and what `next` has of them."""
+    """Changes the size of pictures, at the root and under `next`."""
 
     key: str
     layout: str | None
@@ -192,7 +194,7 @@ class _PictureChange(RowOperation):
 
     @abstractmethod
     def changed_size(self, height: int, width: int) -> tuple[int, int]:
-        """Return the new height and width; UsageError where that is impossible."""
+        """Return the new height and width; UsageError if the change is impossible."""
 
     @abstractmethod
     def change(self, images: Array) -> Array:
@@ -241,14 +243,14 @@ class _PictureChange(RowOperation):
         shape = field.shape
         place = self._channels(field)
         if field.role in ("text", "id", "done") or "complex" in field.dtype or 0 in shape:
-            raise UsageError(f"{self.name} {field.name}: no images, but {field.dtype} {list(shape)}")
+            raise UsageError(f"{self.name} {field.name}: its rows are {field.dtype} {list(shape)}, expected images")
         height, width = self.changed_size(*(shape[1:] if place == 0 else shape[:2]))
         return replace(
             field, shape={None: (height, width), 0: (shape[0], height, width), 2: (height, width, shape[-1])}[place]
         )
 
     def _channels(self, field: Field) -> int | None:
-        """Which dimension of a row the channels are."""
+        """Return the dimension of a row that holds the channels, 0 or 2; None if there are no channels."""
         shape = field.shape
         if len(shape) == 2:
             return None
@@ -262,17 +264,17 @@ class _PictureChange(RowOperation):
         if last == first:
             raise UsageError(
                 f"{self.name} {field.name}: which dimension of {list(shape)} has the channels is unclear",
-                hint="write :hwc or :chw behind the size",
+                hint="add :hwc or :chw after the size",
             )
         return 2 if last else 0
 
 
 @dataclass(frozen=True)
 class CropImages(_PictureChange):
-    """Cuts an area out of images, and out of what `next` has of them: `HEIGHTxWIDTH` in the middle, or with
-    `TOP,LEFT,` in front of it from there.
+    """Crops images, at the root and under `next`, to an area: `HEIGHTxWIDTH` in the middle, or
+    `TOP,LEFT,HEIGHTxWIDTH`.
 
-    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`; `layout` is `hwc` or `chw` where that is not clear. Pictures of kept
+    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`; if it is ambiguous, `layout` is `hwc` or `chw`. Pictures of kept
     videos become pixels, unless they are encoded again.
     """
 
@@ -285,8 +287,8 @@ class CropImages(_PictureChange):
     def __post_init__(self) -> None:
         if not _CROP.fullmatch(self.area):
             raise UsageError(
-                f"crop {self.key}: {self.area!r} is no area, expected height x width like 84x84, "
-                "or with its top and left like 0,80,480x480"
+                f"crop {self.key}: {self.area!r} is not an area, expected height x width like 84x84, or with top and "
+                "left like 0,80,480x480"
             )
         self._require_layout()
 
@@ -311,12 +313,12 @@ class CropImages(_PictureChange):
 
 @dataclass(frozen=True)
 class ResizeImages(_PictureChange):
-    """Scales images to `size`, height x width, and what `next` holds of them: bilinear, smoothed where they shrink.
+    """Scales images, at the root and under `next`, to `size`, height x width, by antialiased bilinear interpolation.
 
-    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`, of floats or whole numbers, which are rounded. Channels
-    are a dimension of 1, 3 or 4 at one end; `layout` is `hwc` or `chw` where that is not clear. The
-    buffer transform of this name does the work, image by image, so that what is around an image never matters.
-    Pictures of kept videos become pixels, unless they are encoded again.
+    Rows are `[H, W]`, `[H, W, C]` or `[C, H, W]`, of floats, or of integers, which are rounded. Channels are a first or
+    last dimension of 1, 3 or 4; if it is ambiguous, `layout` is `hwc` or `chw`. The buffer transform of the same name
+    scales the images one by one, so that results do not depend on the size of batches. Pictures of kept videos become
+    pixels, unless they are encoded again.
     """
 
     name: ClassVar[str] = "resize"
@@ -329,7 +331,7 @@ class ResizeImages(_PictureChange):
         if not _SIZE.fullmatch(self.size):
             raise UsageError(f"resize {self.key}: {self.size!r} is not a size, expected height x width like 84x84")
         if (pixels := math.prod(self.changed_size(0, 0))) > _LARGEST:
-            raise UsageError(f"resize {self.key}: {self.size} is {pixels:,} pixels, expected {_LARGEST:,} at most")
+            raise UsageError(f"resize {self.key}: {self.size} is {pixels:,} pixels, expected at most {_LARGEST:,}")
         self._require_layout()
 
     def changed_size(self, height: int, width: int) -> tuple[int, int]:
@@ -337,7 +339,7 @@ class ResizeImages(_PictureChange):
         return int(rows), int(columns)
 
     def change(self, images: Array) -> Array:
-        import torch  # only who resizes waits for it
+        import torch  # imported here, because it takes long and only resizing needs it
 
         from ..transforms.keyed import Resize as Transform
 
@@ -346,7 +348,7 @@ class ResizeImages(_PictureChange):
         empty: Any = {}
         images = np.ascontiguousarray(images)
         out = np.empty((*images.shape[:2], *size), images.dtype)
-        for row in range(len(images)):  # one by one: kernels may be chosen by the number of images
+        for row in range(len(images)):  # one by one, because torch may choose kernels by the number of images
             out[row] = transform.change(torch.from_numpy(images[row : row + 1]), ("image",), empty).numpy()[0]
         return out
 
@@ -357,21 +359,21 @@ _CODECS: dict[str, tuple[str, Mapping[str, str], int, int]] = {
     "av1": ("libsvtav1", {"crf": "30", "preset": "8", "svtav1-params": "lp=1"}, 32, 1),
     "h264": ("libx264", {"crf": "23", "bf": "0", "sc_threshold": "0", "x264-params": "cpu-independent=1"}, 2, 2),
 }
-"""The encoder of each codec, its options, the shortest side that it takes, and what sides have to be multiples of.
+"""The encoder of each codec, its options, the shortest side that it takes, and the number that sides are multiples of.
 
-Without `cpu-independent`, libx264 chooses the quality of blocks by sums that its code for x86 makes of memory which
-nothing has written: now and then, the same pictures become other bytes.
+Without `cpu-independent`, the x86 code of libx264 reads uninitialised memory when it chooses the quality of blocks, so
+that the same pictures sometimes give different bytes.
 """
 
 
 @dataclass(frozen=True)
 class EncodeImages(RowOperation):
-    """Keeps pictures as video, a file for each episode and camera, in place of pixels or of the videos that were kept.
+    """Encodes pictures as video, with a file for each episode and camera, in place of pixels or kept videos.
 
-    All pictures, uint8 `[H, W, 3]`, or those that `key` means. Frames that follow one another are stored once: the next
-    observation of a step is the frame of the following one. Of a kept video, each frame keeps its time; pixels get the
-    frames a second that the dataset states, else one a second. `gop` is the distance of key frames: with 2, any frame
-    is decoded from two at most.
+    It encodes all pictures, uint8 `[H, W, 3]`, or those of the field `key`. A next observation that equals the
+    observation of the following step is stored once. Frames of a kept video keep their times; pixels get the frame rate
+    in the dataset's metadata, else one frame per second. `gop` is the distance between key frames: with 2, at most two
+    frames have to be decoded to get any frame.
     """
 
     name: ClassVar[str] = "encode"
@@ -386,7 +388,7 @@ class EncodeImages(RowOperation):
             key, sign, how = text.rpartition("=")
             codec, colon, gop = how.partition(":")
             if (sign and not key.strip()) or (colon and not gop.isdecimal()):
-                raise UsageError(f"--encode {text!r} is not understood, it is written CODEC, CODEC:GOP or FIELD=CODEC")
+                raise UsageError(f"--encode is {text!r}, expected CODEC, CODEC:GOP or FIELD=CODEC")
             yield cls(codec.strip(), key.strip() or None, int(gop or 2))
 
     def __post_init__(self) -> None:
@@ -405,7 +407,7 @@ class EncodeImages(RowOperation):
             keys = pictures.twinned(self.key)
         _require_stored(self.name, fields, keys, references)
         if not keys:
-            raise UsageError("encode: there are no pictures, of which rows are uint8 [height, width, 3]")
+            raise UsageError("encode: there are no pictures, which are fields of uint8 [height, width, 3]")
         shapes = _measured(fields, {key: references[key] for key in keys if key in references})
         images = [replace(pictures[key], shape=shapes.get(key, pictures[key].shape)) for key in keys]
         for image in images:
@@ -426,7 +428,7 @@ class EncodeImages(RowOperation):
         ):
             if bad:
                 raise UsageError(
-                    f"encode {image.name}: its pictures are {height}x{width}, and {self.codec} takes {words} a side",
+                    f"encode {image.name}: its pictures are {height}x{width}, but {self.codec} needs {words} a side",
                     hint=f"add --resize {image.name}=HxW or --crop {image.name}=HxW",
                 )
 
@@ -436,7 +438,7 @@ def _is_picture(field: Field) -> bool:
 
 
 class _Encoding(BoundOperation):
-    """Encodes known fields. The frames at the root and under `next` are in one file."""
+    """Encodes pictures of known sizes; those of a field at the root and under `next` share one file per episode."""
 
     def __init__(
         self, asked: EncodeImages, fields: Fields, images: Iterable[Field], references: Mapping[Key, Key]
@@ -460,7 +462,7 @@ class _Encoding(BoundOperation):
         return row_bytes(self._images.values())
 
     def _together(self, wanted: frozenset[Key]) -> list[tuple[Key | None, Key | None]]:
-        """Return the pictures to encode for these fields: at the root, and under `next`, if there are both."""
+        """Return the pictures to encode for these fields, as pairs at the root and under `next`; None if absent."""
         found = {key[key[0] == NEXT :]: None for key, made in self._made.items() if made in wanted}
         return [tuple(key if key in self._images else None for key in (one, (NEXT, *one))) for one in found]  # type: ignore[misc]
 
@@ -491,7 +493,7 @@ class _Encoding(BoundOperation):
     def _encode(
         self, batch: LazyBatch, columns: list[LazyColumn | None], references: list[Any], start: int, stop: int
     ) -> None:
-        """Encode the rows `[start, stop)`, all of one episode, and put what refers to them into `references`."""
+        """Encode the rows `[start, stop)` of one episode, and fill in their `references` to the file."""
         order, places = _order(columns, start, stop)
         first = next(column for column in columns if column is not None)
         stamps, unit = self._times(columns, order, stop - start)
@@ -506,8 +508,8 @@ class _Encoding(BoundOperation):
     def _times(self, columns: list[LazyColumn | None], order: Array, rows: int) -> tuple[Array, Fraction]:
         """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds.
 
-        Frames of a kept video keep theirs. Rows of another rate than the video were resampled: their frames count in
-        that rate, if each has a frame of its own.
+        Frames of a kept video keep their times. If rows were resampled to another rate than that of the video, and each
+        row has a frame of its own, frames are evenly spaced at that rate.
         """
         shown = _references(columns, order)
         if shown is not None and (shown[:, 0] == shown[0, 0]).all() and (np.diff(shown[:, 1]) > 0).all():
@@ -522,10 +524,14 @@ class _Encoding(BoundOperation):
 
 
 def _order(columns: list[LazyColumn | None], start: int, stop: int) -> tuple[Array, list[Any]]:
-    """Return which frames to show, in order, and the places in it of the rows at the root and under `next`.
+    """Return the frames of a video in order, and the positions among them of the rows at the root and under `next`.
 
-    A frame is a row and whether it is the one under `next`, int64 `[n, 2]`. That one is only shown where it differs
-    from the frame of the following row, or in the last row from the one at the root.
+    A frame is a row and a flag whether it is the picture under `next`, int64 `[n, 2]`. The picture under `next` is a
+    frame of its own only if it differs from the picture of the following row, or, in the last row, from the one at the
+    root:
+
+        rows          0      1      2              frames     s0  s1  s2  s3
+        root, next    s0,s1  s1,s2  s2,s3          positions: root 0 1 2, next 1 2 3
     """
     before, after = columns
     rows = stop - start
@@ -542,7 +548,7 @@ def _order(columns: list[LazyColumn | None], start: int, stop: int) -> tuple[Arr
 
 
 def _equal(one: LazyColumn, rows: Array, other: LazyColumn, others: Array) -> NDArray[np.bool_]:
-    """Whether rows of two columns are the same pictures."""
+    """Return which rows of two columns have the same pictures."""
     if isinstance(one, _Frames) and isinstance(other, _Frames):
         return (one.references[rows] == other.references[others]).all(1)  # type: ignore[no-any-return]
     equal = np.empty(len(rows), np.bool_)
@@ -557,7 +563,7 @@ def _read(column: LazyColumn, rows: Array) -> Array:
 
 
 def _references(columns: list[LazyColumn | None], order: Array) -> Array | None:
-    """Return the frames of kept videos that are shown, int64 `[n, 2]`; None for other pictures."""
+    """Return the references to frames of kept videos, int64 `[n, 2]`; None if any picture is stored as pixels."""
     found = np.zeros(order.shape, np.int64)
     for under_next, column in enumerate(columns):
         here = order[:, 1] == under_next
@@ -582,10 +588,10 @@ def _pixels(columns: list[LazyColumn | None], order: Array) -> Array:
 
 @contextmanager
 def _scheduling_kept() -> Iterator[None]:
-    """Put back the scheduling of this thread, and give it to the threads that were started meanwhile.
+    """Restore the scheduling policy of this thread afterwards, and set it for the threads that were started meanwhile.
 
-    If root opens SVT-AV1 (4.1), as in most containers, it makes the calling thread and its own realtime (SCHED_FIFO,
-    priority 99), and what the process forks later as well: two busy processes then leave nothing to all others.
+    If root opens SVT-AV1 (4.1), as in most containers, it makes the calling thread and its own threads realtime
+    (SCHED_FIFO, priority 99), which later forks inherit: two busy processes then leave no CPU time to any other.
     """
     tasks = Path("/proc/self/task")
     if not tasks.is_dir():  # not Linux
@@ -604,11 +610,11 @@ def _scheduling_kept() -> Iterator[None]:
 def _encoded(
     images: Iterator[Array], shape: tuple[int, ...], asked: EncodeImages, stamps: Array, unit: Fraction
 ) -> tuple[bytes, VideoIndex]:
-    """Encode pictures uint8 `[k, height, width, 3]`, shown at `stamps`; the same bytes every time."""
+    """Encode pictures uint8 `[k, height, width, 3]`, shown at `stamps`; equal pictures give equal bytes."""
     av, target = require_pyav(), io.BytesIO()
     encoder, options, _, _ = _CODECS[asked.codec]
     gop = str(asked.gop)
-    os.environ.setdefault("SVT_LOG", "1")  # the encoder of AV1 would print its settings for each file
+    os.environ.setdefault("SVT_LOG", "1")  # otherwise the AV1 encoder prints its settings for each file
     try:
         with av.open(target, "w", format="mp4", options={"fflags": "+bitexact"}) as container:
             rate = (1 / unit / int(np.diff(stamps).min(initial=1 << 30))) if len(stamps) > 1 else 1 / unit
@@ -629,10 +635,10 @@ def _encoded(
         data = target.getvalue()
         with av.open(io.BytesIO(data)) as container:
             index = look_over(container, container.streams.video[0], "the video")
-    except RbtoolError:  # of the pictures
+    except RbtoolError:  # raised while pictures are read
         raise
     except (av.FFmpegError, ValueError) as error:
-        raise ResultRefused(f"{asked.codec} does not encode pictures of {shape[0]}x{shape[1]}: {error}") from error
+        raise ResultRefused(f"{asked.codec} cannot encode pictures of {shape[0]}x{shape[1]}: {error}") from error
     shown = [(int(stamp) - int(index.stamps[0])) * index.unit for stamp in index.stamps]
     if shown != [int(stamp) * unit for stamp in stamps]:
         raise ResultRefused(f"{asked.codec} does not keep the times of {len(stamps):,} frames")

@@ -75,7 +75,7 @@ def test_a_task_is_renamed_wherever_it_is():
         ({"task": "2:1=pick"}, "--task '2:1' holds no episode"),
         ({"task": ["0=pick", "0:1=place"]}, "--task gives episodes 0:1 two texts, 'pick' and 'place'"),
         ({"task": "9=pick"}, "--task asks for episode 9, which is not there"),
-        ({"rename_task": ["pick=place", "place=pick"]}, "'pick' and 'place' each other's texts"),
+        ({"rename_task": ["pick=place", "place=pick"]}, "swaps 'pick' and 'place'"),
         ({"rename_task": ["pick=place", "pick=lift"]}, "gives 'pick' two texts, 'place' and 'lift'"),
     ],
 )
@@ -323,7 +323,7 @@ def since(timestamp):
         (EVENTS, [{"resample": "5"}], {0.2: ["early"], 0.6: ["late"]}),
         (EVENTS, [{"retime": 20, "resample": "5"}], {0.0: ["early"], 0.2: ["late"]}),
         (EVENTS, [{"retime": 20}, {"resample": "5"}], {0.0: ["early"], 0.2: ["late"]}),
-        (EVENTS, [{"retime": 20, "resample": "5,from=10"}], "time stamps do not say when these are at 10 frames"),
+        (EVENTS, [{"retime": 20, "resample": "5,from=10"}], "do not tell when these frames are at 10 frames"),
         (EVENTS, [{"resample": "5"}, {"retime": 5}], {0.2: ["early"], 0.6: ["late"]}),
         (EVENTS, [{"resample": "5"}, {"retime": 10}], "--retime 10 would move the language of episode 0"),
         (EVENTS, [[("resample", 5.0), ("retime", 10.0)]], "--retime 10 would move the language of episode 0"),
@@ -527,14 +527,14 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
     [
         ({"trim_idle": "much"}, "trim-idle is 'much', expected a number"),
         ({"trim_idle": "-1"}, "trim-idle has the threshold -1, expected a number from 0"),
-        ({"trim_idle": "1:x"}, "'x' is no number of rows to keep"),
+        ({"trim_idle": "1:x"}, "'x' is not a number of rows to keep"),
         ({"trim_idle": "1:1:stat"}, "stat"),
         ({"trim_idle": "1:1:observation.image,count"}, "trim-idle leaves no rows"),
         ({"resample": "0"}, "resample is 0 steps a second"),
-        ({"resample": "1e12,from=50"}, "resample is 1e\\+12 steps a second, expected 1e-06 to"),
+        ({"resample": "1e12,from=50"}, "resample is 1e\\+12 steps per second, expected 1e-06 to"),
         (
             {"resample": "1e6,from=50"},
-            "resample makes 20,000 steps of each, from 50 to 1e\\+06 a second",
+            "resample makes 20,000 steps of each one, from 50 to 1e\\+06 per second",
         ),
         ({"resample": "5,action=cubic"}, "HOW is nearest, linear, hold, sum"),
         ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
@@ -543,7 +543,7 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"resample": "5,action[0:2]=quat-wxyz"}, "has 2 numbers, but quat-wxyz has 4"),
         ({"resample": "5,action[0:2]=slerp"}, "a rotation cannot be 'slerp'"),
         ({"resample": "5,count[0:2]=axis-angle"}, "no rotations in 'count'"),
-        ({"resample": "5"}, "does not know the rate of the steps"),
+        ({"resample": "5"}, "needs the rate of the steps"),
     ],
 )
 def test_what_makes_no_sense_for_an_arm_is_told(tmp_path, operations, words):
@@ -590,7 +590,7 @@ def test_the_stated_rate_is_that_of_the_time_stamps():
 
 @pytest.mark.parametrize(("fps", "message"), [
     (0, "--retime is 0"),
-    (1e-300, "--retime is 1e-300, expected frames a second, 1e-06 to"),
+    (1e-300, "--retime is 1e-300, expected frames per second from 1e-06 to"),
     (30, "the number of each row in its episode"),
 ])  # fmt: skip
 def test_rates_that_make_no_sense_are_refused(fps, message, tmp_path):

@@ -132,7 +132,7 @@ def test_an_area_is_in_the_middle_or_where_it_is_said_to_be_and_is_scaled_afterw
     [
         ((8, 8), {"resize": "image=8"}, "height x width like 84x84"),
         ((8, 8), {"resize": "image=0x8"}, "height x width like 84x84"),
-        ((8, 8), {"crop": "image=1,8x8"}, "'1,8x8' is no area"),
+        ((8, 8), {"crop": "image=1,8x8"}, "'1,8x8' is not an area"),
         ((8, 9), {"crop": "image=1,0,8x8"}, "1,0,8x8 is not within 8x9"),
         ((8, 9), {"crop": "image=10x4"}, "10x4 is not within 8x9"),
         ((8,), {"resize": "image=8x8"}, r"its rows are \[8\]"),
@@ -141,12 +141,12 @@ def test_an_area_is_in_the_middle_or_where_it_is_said_to_be_and_is_scaled_afterw
         ((3, 8, 3), {"resize": "image=4x4"}, "is unclear"),
         ((8, 8, 8), {"crop": "image=4x4:cwh"}, "expected hwc or chw; did you mean 'chw'"),
         ((64, 64, 3), {"encode": "h265"}, "the codec is 'h265', expected av1 or h264; did you mean 'h264'"),
-        ((8, 8), {"resize": "image=99999x99999"}, "99999x99999 is 9,999,800,001 pixels, expected 67,108,864 at most"),
+        ((8, 8), {"resize": "image=99999x99999"}, "99999x99999 is 9,999,800,001 pixels, expected at most 67,108,864"),
         ((64, 64, 3), {"encode": ["h264", "av1"]}, "the pictures image are encoded twice"),
         ((64, 64, 3), {"encode": "h264:x"}, "'h264:x' is not understood"),
         ((64, 64, 3), {"encode": "h264:0"}, "0 frames apart, expected 1 to 1000"),
-        ((64, 63, 3), {"encode": "h264"}, "its pictures are 64x63, and h264 takes an even number of pixels a side"),
-        ((31, 63, 3), {"encode": "av1"}, "its pictures are 31x63, and av1 takes at least 32 pixels a side"),
+        ((64, 63, 3), {"encode": "h264"}, "its pictures are 64x63, but h264 needs an even number of pixels a side"),
+        ((31, 63, 3), {"encode": "av1"}, "its pictures are 31x63, but av1 needs at least 32 pixels a side"),
         ((3, 64, 64), {"encode": "image=av1"}, r"its rows are uint8 \[3, 64, 64\], expected"),
         ((3, 64, 64), {"encode": "av1"}, "there are no pictures"),
     ],
@@ -352,7 +352,7 @@ def test_a_damaged_video_is_not_encoded_again(kept, tmp_path):
     data[len(data) // 2] ^= 1
     video.unlink()
     video.write_bytes(data)
-    with pytest.raises(CorruptDataError, match="is damaged: its digest is another one"):
+    with pytest.raises(CorruptDataError, match="is damaged: its digest does not match its name"):
         preprocessed(broken, tmp_path / "b", encode="av1")
     assert not (tmp_path / "b").exists()
 
