@@ -500,7 +500,7 @@ def test_d3rlpy_every_row_equals_a_plain_reading(name: str, tmp_path: Path) -> N
         ({"num_episodes": 4}, "has no rewards_3"),
         ({"num_episodes": 10**9}, "num_episodes is 1000000000, expected 0 to"),
         ({"num_episodes": -1}, "num_episodes is -1"),
-        ({"actions_1": np.zeros((3, 2), "f4")}, "actions_1 has 3 rows, and rewards_1 4"),
+        ({"actions_1": np.zeros((3, 2), "f4")}, "actions_1 has 3 rows, but rewards_1 has 4"),
         ({"actions_1": np.zeros((4, 3), "f4")}, "actions_1 is float32 .3. a row"),
         ({"observations_2": None}, "has no observations_2"),
         ({"rewards_0": np.zeros((5, 2))}, "rewards_1 is float32"),
@@ -929,7 +929,7 @@ def test_sb3_a_full_her_buffer_is_compared_with_what_it_states_of_episodes(tmp_p
     ("changed", "message"),
     [
         ({"_buffer": {"observation": np.zeros((2, 3))}}, "HerReplayBuffer of Stable-Baselines3 1.x"),
-        ({"dones": None}, "no replay buffer of Stable-Baselines3: it has no dones"),
+        ({"dones": None}, "not a replay buffer of Stable-Baselines3: it has no dones"),
         ({"observations": {"a": {"b": np.zeros((10, 1))}}}, "have a dictionary in 'a'"),
         ({"observations": None}, "has none as observations"),
         ({"next_observations": {"other": np.zeros((10, 1, 1), "f4")}}, "different forms"),

@@ -489,7 +489,7 @@ def test_observations_of_another_length_are_the_fault_of_their_demonstration(
 def test_some_observations_with_a_row_more_are_refused(tmp_path: Path) -> None:
     one = ("obs/hand",)
     file = write_demos(tmp_path / "a.hdf5", {0: longer_demo(4, names=one), 1: longer_demo(2, names=one)})
-    with pytest.raises(FormatError, match="has a row more than steps in every episode, and 'obs/scene/cubes'"):
+    with pytest.raises(FormatError, match="has a row more than steps in every episode, but 'obs/scene/cubes'"):
         rbtool.convert(file, tmp_path / "out")
     longer = longer_demo(4, names=("obs/hand", "obs/scene/cubes"))
     both = Demo({**longer.columns, "next_obs/hand": np.zeros((4, 3))})

@@ -303,7 +303,7 @@ def test_both_kinds_in_one_folder_are_refused(tmp_path: Path) -> None:
     for kind in ("64px", "84px"):
         shutil.copytree(DATA / "vd4rl" / kind, tmp_path / "in", dirs_exist_ok=True)
     assert not Vd4rlReader.recognises(tmp_path / "in")
-    with pytest.raises(RbtoolError, match="both kinds"):
+    with pytest.raises(RbtoolError, match="neither npz files nor HDF5 files, or both"):
         rbtool.convert(tmp_path / "in", tmp_path / "out", format="vd4rl")
 
 
