@@ -233,7 +233,7 @@ def dataset_named(name: str) -> OpenmlDataset:
     """Return the dataset with a name; raise UnknownTableError for an unknown one."""
     if name not in DATASETS:
         raise UnknownTableError(
-            f"rbtool has no encoding for a dataset {name!r} of openml{did_you_mean(name, DATASETS)}",
+            f"openml has no dataset {name!r} with a known encoding{did_you_mean(name, DATASETS)}",
             hint=f"known: {', '.join(DATASETS)}; any other table can be converted with --from table",
         )
     return DATASETS[name]

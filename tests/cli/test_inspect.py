@@ -92,7 +92,7 @@ def test_operations_that_another_tool_recorded_do_not_stop_the_summary(operation
 def test_what_was_found_in_a_file_is_told_where_the_file_is_read(tmp_path: Path) -> None:
     file = Path(__file__).parents[1] / "data" / "d4rl" / "hopper_random-v2.hdf5"
     read = rbtool.convert(file, tmp_path / "ted")
-    assert sum("the one that D4RL publishes" in note for note in read.notes) == 1
+    assert sum("as D4RL publishes it has" in note for note in read.notes) == 1
     assert rbtool.inspect(tmp_path / "ted").notes == read.notes
     packed = rbtool.convert(tmp_path / "ted", tmp_path / "packed", layout="packed")
     cast = rbtool.preprocess(tmp_path / "ted", dest=tmp_path / "cast", operations={"cast": "action=float64"})

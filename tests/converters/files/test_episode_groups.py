@@ -111,7 +111,7 @@ def test_need_9_totals_lengths_and_splits_that_are_wrong_are_counted_and_named(t
     result = rbtool.convert(file, tmp_path / "out")
     assert (result.steps, result.episodes) == (8, 2)
     for sentence in (
-        "the file claims 3,901 steps, and its groups have 8",
+        "the file states 3,901 steps, but its groups have 8",
         "num_samples is not the number of steps in 2 of 2 episodes",
         "the split 'train' names demo_1, which the file does not have",
     ):
@@ -202,7 +202,7 @@ def test_rewards_of_zero_are_made_where_asked_for(tmp_path: Path) -> None:
     with TedReader(result.path) as reader:
         rewards = reader.read(("next", "reward"), 0, reader.manifest.steps)
     assert (rewards.dtype, rewards.any()) == (np.float32, False)
-    assert "there are no rewards: all are 0, as --reward states" in result.notes
+    assert "there are no rewards: all are 0, as --reward zero says" in result.notes
     with pytest.raises(UsageError, match="has rewards of its own"):
         rbtool.convert(LOW_DIM, tmp_path / "other", reward="zero")
 
