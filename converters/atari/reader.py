@@ -703,7 +703,6 @@ GAMES = (
 
 
 _CHECKPOINTS = 50
-_LOGS = "replay_logs"
 _NAMES = ("$store$_observation", "$store$_action", "$store$_reward", "$store$_terminal", "add_count", "invalid_range")
 _VARIABLE, _FOLDER = "ATARI_URL", "ATARI_DATASET_DIR"
 
@@ -764,7 +763,7 @@ class AtariSource(MirrorSource):
 
 
 def _paths(number: int) -> list[str]:
-    return [f"{_LOGS}/{name}_ckpt.{number}.gz" for name in _NAMES]
+    return [f"{LOGS}/{name}_ckpt.{number}.gz" for name in _NAMES]
 
 
 @functools.cache

@@ -447,7 +447,7 @@ class _Head(ByteRange):
     def read_into(self, target: memoryview, position: int) -> None:
         self._head.seek(position)
         if self._head.readinto(target) < len(target):
-            raise CorruptDataError(f"the header of an array is longer than {_HEAD:,} bytes")
+            raise CorruptDataError(f"the header of an array was cut, or is longer than {_HEAD:,} bytes")
 
 
 _VARIABLE = "GEN_DGRL_URL"

@@ -2,7 +2,7 @@
 
 It is written opcode by opcode, so that rows are never all in memory, and neither Stable-Baselines3 nor torch is needed.
 If there are several arrays of observations, the buffer is a `DictReplayBuffer`. The buffer has one row more than there
-are steps, because in a full buffer the newest row would count as followed by the oldest.
+are steps, so that it is not full: the beginning of a full buffer's first episode may have been overwritten.
 
 A dataset that was made of a buffer with several environments is exported with as many environments, if all of them have
 the same number of steps; any other dataset becomes the buffer of one environment, episode after episode. The algorithms

@@ -38,7 +38,7 @@ from ...core.format.manifest import Dropped
 from ...core.remote.hub import HubFolderSource
 from ...core.ted.schema import ACTION, REWARD, Field, Key, Timing, dtype_name, key_name, safe_part
 from ..files.hdf5 import names_in, require_whole_h5
-from ..files.numpy_files import NpzFile, array_names, first_name_of_cut
+from ..files.numpy_files import NpzFile, array_names, begins_as_zip, first_name_of_cut
 from ..files.readers import (
     BLOCK_BYTES,
     OUTCOME_ROWS,
@@ -556,7 +556,7 @@ class Vd4rlReader(SurveyedReader[FoundEpisodes]):
         files = _files_at(self.path)
         if not files:
             raise FormatError(f"{self.path} has neither npz files nor HDF5 files, or both")
-        is_npz = files[0].suffix.lower() == NPZ_SUFFIX or _begins_as_zip(files[0])
+        is_npz = files[0].suffix.lower() == NPZ_SUFFIX or begins_as_zip(files[0])
         self._episodes: FileEpisodes = EpisodeFiles(files) if is_npz else Shards(files)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
@@ -675,14 +675,9 @@ def _files_at(path: Path) -> list[Path]:
 
 
 def _looks_right(file: Path) -> bool:
-    if _begins_as_zip(file):
+    if begins_as_zip(file):
         return looks_like_vd4rl(array_names(file)) or first_name_of_cut(file) == "image"
     return looks_like_vd4rl(names_in(file))
-
-
-def _begins_as_zip(file: Path) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(2) == b"PK"
 
 
 class Vd4rlSource(HubFolderSource):

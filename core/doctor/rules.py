@@ -298,7 +298,7 @@ class Thresholds:
         slow: the speed up to which a robot rests, as a share of its mean speed.
         lag: by how many steps the delay of actions or pictures may differ from the usual one.
         lead: by how many seconds states may follow their actions, if the rate is known.
-        precede: the number of steps from which states of all episodes precede their actions too early.
+        precede: the number of steps from which states that precede their actions in all episodes are reported.
         agreement: the correlation of actions and states, or the share of the variance of actions that states
             explain, below which they are not compared.
         disagreement: how far the correlation of a component, or of pictures and states, may fall.

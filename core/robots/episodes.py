@@ -816,7 +816,6 @@ class _BoundResample(BoundOperation):
         return values.ndim == 1 and values.dtype.kind in "iu" and bool((np.diff(values) == 1).all())
 
 
-_FRAME, _STAMP = ("frame",), ("timestamp",)
 _NEAR = 1e-4
 """How much later than its row, in seconds, lasting language may begin, because time stamps are rounded."""
 
@@ -853,9 +852,9 @@ class Retime(RowOperation):
             if not (timed or len(begin) or resampled):
                 continue
             stays = False
-            if {_FRAME, _STAMP} <= keys and not resampled:
+            if {_FRAME, _TIME} <= keys and not resampled:
                 rows = int(table.start[place]), int(table.start[place] + table.length[place])
-                frames, times = (reader.read(key, *rows).reshape(-1) for key in (_FRAME, _STAMP))
+                frames, times = (reader.read(key, *rows).reshape(-1) for key in (_FRAME, _TIME))
                 stamps = np.asarray(frames, np.float64) / self.fps
                 before_and_after = [
                     (said_in_rows(timed, frames, at), (at[:, None] + _NEAR >= begin).tolist()) for at in (times, stamps)
@@ -875,14 +874,14 @@ class Retime(RowOperation):
     def plan(self, fields: Fields) -> BoundOperation:
         if _FRAME not in fields or fields[_FRAME].shape:
             raise UsageError("--retime needs the field frame, the number of each row in its episode")
-        known = fields.by_key.get(_STAMP)
+        known = fields.by_key.get(_TIME)
         kept = known is not None and is_floating(known.dtype) and known.dtype != "bfloat16" and not known.shape
-        field = known if known is not None and kept else Field(_STAMP, "float32", (), "info")
+        field = known if known is not None and kept else Field(_TIME, "float32", (), "info")
 
         def stamps(inputs: Sequence[LazyColumn]) -> Array:
             # Not cast here, so that values too large for the field's type are refused instead of becoming infinite.
             found: Array = np.asarray(inputs[0].numbers, np.float64) / self.fps
             return found
 
-        after = fields.replaced({_STAMP: field}, made=[] if known else [_STAMP])
-        return FieldChanges(after, {_STAMP: Derivation((_FRAME,), stamps)})
+        after = fields.replaced({_TIME: field}, made=[] if known else [_TIME])
+        return FieldChanges(after, {_TIME: Derivation((_FRAME,), stamps)})
