@@ -376,7 +376,16 @@ class RowRules:
         """Measure the components `x`, `[components, rows]`, of a signal in each episode.
 
         `before` marks the rows in which the signals measured before this one move. Returns the rows that move in any
-        signal so far.
+        signal so far. The measures of a component in an episode are:
+
+            low, high, mean, variance    of its values
+            speed, leap                  the mean and the largest change in a step
+            rough, glitch                the mean change of the change, and half of the largest, the height of a spike
+            stuck                        the share of the rows with motion in which it stands still
+            limits                       the share of the rows with motion in which it equals low or high
+            resting                      the share of the other rows with motion in which it is slow
+            turns, alternating           the share of rows with a large reversal, and the longest run of such rows
+            peak                         the step of the largest spike of all components
         """
         limits = self._limits
         low, high = batch.least(x), batch.largest(x)
