@@ -229,7 +229,7 @@ def test_rows_can_be_cut_off_by_number(tmp_path):
     again = rbtool.preprocess(source, None, tmp_path / "again", replay=tmp_path / "done", num_workers=0)
     assert (again.steps, again.episodes) == (13, 2)
     for wrong in ({0: (1,)}, {0: (-1, 0)}):
-        with pytest.raises(UsageError, match="two numbers of rows"):
+        with pytest.raises(UsageError, match="expects cuts of three numbers"):
             rbtool.preprocess(source, None, tmp_path / "wrong", operations={"trim_idle": wrong})
 
 
@@ -530,7 +530,7 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"trim_idle": "1:x"}, "'x' is not a number of rows to keep"),
         ({"trim_idle": "1:1:stat"}, "stat"),
         ({"trim_idle": "1:1:observation.image,count"}, "trim-idle leaves no rows"),
-        ({"resample": "0"}, "resample is 0 steps a second"),
+        ({"resample": "0"}, "resample is 0 steps per second"),
         ({"resample": "1e12,from=50"}, "resample is 1e\\+12 steps per second, expected 1e-06 to"),
         (
             {"resample": "1e6,from=50"},
@@ -542,7 +542,7 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"resample": "5,action[0:4]=quat-wxyz"}, "goes beyond the 2 numbers of action"),
         ({"resample": "5,action[0:2]=quat-wxyz"}, "has 2 numbers, but quat-wxyz has 4"),
         ({"resample": "5,action[0:2]=slerp"}, "a rotation cannot be 'slerp'"),
-        ({"resample": "5,count[0:2]=axis-angle"}, "no rotations in 'count'"),
+        ({"resample": "5,count[0:2]=axis-angle"}, "'count' has no rotations"),
         ({"resample": "5"}, "needs the rate of the steps"),
     ],
 )

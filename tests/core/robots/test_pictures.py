@@ -143,7 +143,7 @@ def test_an_area_is_in_the_middle_or_where_it_is_said_to_be_and_is_scaled_afterw
         ((64, 64, 3), {"encode": "h265"}, "the codec is 'h265', expected av1 or h264; did you mean 'h264'"),
         ((8, 8), {"resize": "image=99999x99999"}, "99999x99999 is 9,999,800,001 pixels, expected at most 67,108,864"),
         ((64, 64, 3), {"encode": ["h264", "av1"]}, "the pictures image are encoded twice"),
-        ((64, 64, 3), {"encode": "h264:x"}, "'h264:x' is not understood"),
+        ((64, 64, 3), {"encode": "h264:x"}, "--encode is 'h264:x', expected CODEC"),
         ((64, 64, 3), {"encode": "h264:0"}, "0 frames apart, expected 1 to 1000"),
         ((64, 63, 3), {"encode": "h264"}, "its pictures are 64x63, but h264 needs an even number of pixels a side"),
         ((31, 63, 3), {"encode": "av1"}, "its pictures are 31x63, but av1 needs at least 32 pixels a side"),
