@@ -245,7 +245,7 @@ class SavedBuffer(Protocol):
     def batch_size(self) -> int | None: ...
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return what a checkpoint records about this buffer besides the state of its parts."""
+        """Return notes about this buffer for a checkpoint, besides the state of its parts."""
 
 
 def staged_buffer(

@@ -410,7 +410,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         return delivered
 
     def _warn(self) -> None:
-        """Warn, once each, of what was found in batches so far."""
+        """Give the warnings for which batches so far gave a reason, once each."""
         for subject, message in list(self._warnings.items()):
             if message is not None:
                 self._warnings[subject] = None

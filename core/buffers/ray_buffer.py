@@ -594,10 +594,10 @@ class RayReplayBuffer(RayBufferClient):
 
     The actor handles calls one after another, so the buffer can be passed to tasks and other actors. To `isinstance` it
     has the class of the buffer in the actor, and `ReplayBuffer(…, service_backend="ray")`, or any other class of
-    buffers with this argument, makes one. Methods raise the errors of the buffer. Batches are sent
-    through Ray's object store: on the actor's machine their tensors are views of it, without a copy, and occupy it as
-    long as they exist (use `batch.clone()` to release it). `sampler`, `storage`, `writer` and `transform` are
-    `RemotePart`s, and `call(function)` runs any function in the actor. Checkpoints are on the actor's machine.
+    buffers with this argument, makes one. Methods raise the errors of the buffer. Batches are sent through Ray's object
+    store: on the actor's machine their tensors are views of it, without a copy, and occupy it as long as they exist
+    (use `batch.clone()` to release it). `sampler`, `storage`, `writer` and `transform` are `RemotePart`s, and
+    `call(function)` runs any function in the actor. Checkpoints are on the actor's machine.
 
     Args:
         replay_buffer_cls: the class of the buffer; default `ReplayBuffer`.

@@ -1,6 +1,6 @@
 """The replay buffer: a storage, a sampler, a writer and transforms that work as one.
 
-    extend(data) ─► transform.inv ─► writer: which rows ─► storage: write ─► sampler: told what was written
+    extend(data) ─► transform.inv ─► writer: which rows ─► storage: write ─► sampler: notified
     sample(n)    ─► sampler: which rows ─► storage: read ─► collate ─► transform ─► pin ─► batch
 
 A batch is made in three steps. The sampler draws an index, always in the caller's thread, so that the elements drawn do
@@ -50,7 +50,7 @@ from ..format.syncing import Durable
 from ..options import PathLike
 from ..samplers.base import Index, Sampler
 from ..samplers.sample_units import ANCHOR, SampleUnit
-from ..samplers.steps_around import Ages, Rooms, StepsAround, StreamAges
+from ..samplers.steps_around import Ages, MemoryPool, StepsAround, StreamAges
 from ..samplers.trajectories import StrictBoundaries, TableFinder
 from ..samplers.uniform import ConsumedTypeError, ConsumingSampler, RandomSampler, checked_sample_count
 from ..storages.base import Storage
@@ -277,7 +277,7 @@ class ReplayBuffer(Rebased):
             raise WrongKindError("transform and transform_factory are both set: give one of them")
 
     def folder_notes(self) -> dict[str, Any]:
-        """Return what a checkpoint records about this buffer besides the state of its parts."""
+        """Return notes about this buffer for a checkpoint, besides the state of its parts."""
         return {}
 
     # Making the parts ------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ class ReplayBuffer(Rebased):
         """Add a transform after the others.
 
         Args:
-            transform: what the argument `transform` of the class takes.
+            transform: anything that the argument `transform` of the class accepts.
             invert: whether to exchange its two directions, so that it changes written data instead of batches.
 
         Returns:
@@ -844,7 +844,7 @@ class ReplayBuffer(Rebased):
             SchemaError: (a RuntimeError) the batch size is unknown, or the storage is empty. Also if `out` differs in
                 entries, element types, shapes or devices, or has tensors that are not contiguous, require gradients, or
                 share memory with stored rows or with each other; `out` is then unchanged, and the next call for the
-                same number of elements delivers what was drawn.
+                same number of elements returns the batch that was drawn.
         """
         require_flags(return_info=return_info)
         size = self._size_of(batch_size)
@@ -1031,7 +1031,7 @@ class ReplayBuffer(Rebased):
         return f"{type(self).__name__}({', '.join(f'{name}={part}' for name, part in self._shown().items())})"
 
     def _shown(self) -> dict[str, Any]:
-        """Return what is shown of an initialised buffer, by name."""
+        """Return the parts and arguments of an initialised buffer that `repr` shows, by name."""
         return {
             "storage": self._storage,
             "sampler": self._sampler,
@@ -1975,7 +1975,7 @@ class _History:
 
     def __init__(self) -> None:
         self._tables: dict[Any, TableFinder] = {}
-        self._rooms = Rooms()
+        self._pool = MemoryPool()
 
     def complete(self, transforms: Sequence[Any], storage: Storage, index: Any, rows: Any, dim_extend: int = 0) -> Any:
         """Return the rows at an index, in any form, after these transforms; rows are read if they are None.
@@ -1991,7 +1991,7 @@ class _History:
         numbers = _coordinates(storage, index, dim_extend)
         for transform in transforms:
             ages = self._ages(transform, storage)
-            past = StepsAround(storage, ages, numbers, transform.looks_back, self._rooms)
+            past = StepsAround(storage, ages, numbers, transform.looks_back, self._pool)
             rows = transform.with_past(rows, past)
         return list(rows.unbind(0)) if objects else rows
 

@@ -34,7 +34,7 @@ _FINAL = {"sample_rows": "draw_rows(storage, batch_size)", "empty": "reset()"}
 
 
 class _Samplers(ABCMeta):
-    """Metaclass of samplers: calling a class with `replacement=False` returns what its `without_replacement` makes."""
+    """Metaclass of samplers: a call with `replacement=False` calls the `without_replacement` of the class instead."""
 
     replacement: bool
     without_replacement: Callable[..., Sampler]
@@ -69,7 +69,7 @@ class Sampler(metaclass=_Samplers):
     - `begin_epoch()`: starts a new epoch, because another process draws the rest of the present one;
     - `check_storage(storage)`: refuses storages that cannot be sampled;
     - `check_batch_size(batch_size)`: refuses batch sizes that fit no storage;
-    - `sampleable(storage, batch_size)`: counts what a batch can be drawn from now;
+    - `sampleable(storage, batch_size)`: counts the elements or slices from which a batch can be drawn now;
     - `draw_rows(storage, batch_size)`: also returns the rows, in samplers that read them to draw;
     - `write_state(folder, state)`, `read_state(folder)`: implement another file format for the state.
 

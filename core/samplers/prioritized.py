@@ -268,7 +268,7 @@ class PrioritizedSampler(Sampler):
                 self.on_write(self._unnumbered.pop(0))
         length = len(storage)
         if length != priorities.known:
-            priorities.meet(length)
+            priorities.set_known(length)
         return length
 
     # Priorities -------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class PrioritizedSampler(Sampler):
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Rotate the priorities with the rows."""
-        self._priorities.turn(row * (len(storage) // storage.shape[0]), len(storage))
+        self._priorities.rotate(row * (len(storage) // storage.shape[0]), len(storage))
 
     def reset(self) -> None:
         """Forget all priorities."""
@@ -685,7 +685,7 @@ class Priorities:
         self.tree.fill(min(start, self.known), stop, self._weight(self.default))
         self.known = max(self.known, stop)
 
-    def meet(self, count: int) -> None:
+    def set_known(self, count: int) -> None:
         """Set the number of known elements to `count`."""
         if count >= self.known:
             self.renew_run(self.known, count)
@@ -693,7 +693,7 @@ class Priorities:
             self.tree.fill(count, self.known, 0.0)
             self.known = count
 
-    def turn(self, number: int, count: int) -> None:
+    def rotate(self, number: int, count: int) -> None:
         """Rotate the weights of the first `count` elements, so that element `number` becomes element 0."""
         weights = self.tree.weights()
         weights[:count] = weights[:count].roll(-number)

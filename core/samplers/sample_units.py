@@ -64,7 +64,7 @@ class SampleUnit(ABC):
 
 
 class Transition(SampleUnit):
-    """Leaves what a sampler draws as it is: each anchor is one row."""
+    """Keeps the elements that a sampler draws unchanged: each anchor is one row."""
 
     def expand(self, index: Index, info: Mapping[Any, Any], storage: Storage) -> tuple[Index, dict[Any, Any]]:
         """Return index and info unchanged."""

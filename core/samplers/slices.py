@@ -107,7 +107,7 @@ class SliceSampler(Sampler):
             change them.
         truncated_key: under this key the info marks the last step of each slice as truncated. Next to it, it marks the
             steps that are done (as stored, or truncated here) and terminated (as stored). All are bool `[batch, 1]`.
-            The stored entry of this key is not read. None adds none of them.
+            The stored entry of this key is not read. With None, the info has none of these flags.
         init_key: the entry that marks first steps. If it is stored, the info has it as well, and also marks the first
             step of each slice. None leaves it out.
         strict_length: whether trajectories shorter than a slice are left out. If not, they are taken whole, and the
@@ -571,13 +571,13 @@ class SavedEpoch:
     """An epoch as a checkpoint holds it, with trajectories numbered as by `Runs.by_place`.
 
     `left` has the trajectories left, in order; `waiting` those that are still too short; `count` is the number of all.
-    `turned` is the rotation of the ring since then, see `Runs.by_place`.
+    `rotation` is the rotation of the ring since then, see `Runs.by_place`.
     """
 
     left: Numbers
     waiting: Numbers
     count: int
-    turned: tuple[int, int] = (0, 0)
+    rotation: tuple[int, int] = (0, 0)
 
 
 class _Seen(NamedTuple):
@@ -714,7 +714,7 @@ class TrajectoryEpoch:
         self._left, self._waiting = _NOTHING, np.ones(len(self._runs), np.bool_)
         self.started = len(self._runs) == saved.count
         if self.started:
-            order = self._runs.by_place(table.capacity, saved.turned)
+            order = self._runs.by_place(table.capacity, saved.rotation)
             self._left, waiting = order[saved.left], order[saved.waiting]
             self._waiting[:] = False
             self._waiting[waiting] = True
@@ -757,10 +757,10 @@ class TrajectoryEpoch:
         place[self._runs.by_place(table.capacity)] = np.arange(len(place))
         return SavedEpoch(place[self._left], np.sort(place[self._waiting]), len(place))
 
-    def turn(self, row: int, rows: int) -> None:
+    def rotate(self, row: int, rows: int) -> None:
         """Rotate a loaded epoch together with its ring of `rows` rows, of which `row` became row 0."""
         if self._loaded is not None:
-            self._loaded = replace(self._loaded, turned=(row, rows))
+            self._loaded = replace(self._loaded, rotation=(row, rows))
 
     def load(self, saved: SavedEpoch | None) -> None:
         """Continue a saved epoch with the next draw."""
@@ -918,7 +918,7 @@ class SliceSamplerWithoutReplacement(EpochSampler, SliceSampler):
 
     def on_rotate(self, row: int, storage: Storage) -> None:
         """Rotate a loaded epoch with the rows."""
-        self._epoch.turn(row, storage.shape[0])
+        self._epoch.rotate(row, storage.shape[0])
 
     # State -----------------------------------------------------------------------------------------
 

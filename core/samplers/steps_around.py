@@ -23,11 +23,11 @@ from .trajectories import clamped, has_columns, stored_entry
 _EPISODE: Key = ("episode",)
 _FEW = 4096
 """Up to this many rows are read by numpy, in one thread."""
-_ROOMS = 8
+_POOL_SIZE = 8
 """How many pieces of memory are kept for reuse."""
 
 
-class Rooms:
+class MemoryPool:
     """Memory for entries of batches that is reused once a batch is freed, as allocating takes longer than filling."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Rooms:
             return torch.empty(*shape, dtype=dtype)
         memory = self._known.get((use, size))
         if memory is None:
-            for oldest in list(self._known)[: 1 - _ROOMS]:
+            for oldest in list(self._known)[: 1 - _POOL_SIZE]:
                 self._known.pop(oldest, None)  # another thread may have removed it
             memory = self._known[use, size] = memory_of((size,), np.dtype(np.uint8))
         return torch.from_numpy(memory()).view(dtype).view(*shape)
@@ -50,11 +50,11 @@ class Rooms:
 
 
 def gathered(
-    storage: Storage, key: Key, rows: torch.Tensor, lanes: Sequence[torch.Tensor] = (), rooms: Rooms | None = None
+    storage: Storage, key: Key, rows: torch.Tensor, lanes: Sequence[torch.Tensor] = (), pool: MemoryPool | None = None
 ) -> torch.Tensor | None:
     """Read an entry of existing elements, `rows` and possibly `lanes` int64 `[n]`; None if it is not stored.
 
-    The tensor is fresh memory, taken from `rooms` if given.
+    The tensor is fresh memory, taken from `pool` if given.
     """
     if isinstance(storage, StreamStorage):
         return _of_shards(storage, [key], rows)[0]
@@ -67,11 +67,11 @@ def gathered(
     storage.expect(numbers, key)
     if lanes:
         return leaf[tuple(part.to(leaf.device) for part in (rows, *lanes))]
-    if rooms is None and len(numbers) <= _FEW and leaf.is_cpu and not (leaf.requires_grad or renames(leaf.dtype)):
+    if pool is None and len(numbers) <= _FEW and leaf.is_cpu and not (leaf.requires_grad or renames(leaf.dtype)):
         return torch.from_numpy(leaf.numpy().take(numbers, 0))  # torch has a larger overhead
-    if rooms is None or not leaf.is_cpu:
+    if pool is None or not leaf.is_cpu:
         return leaf.index_select(0, rows.to(leaf.device))
-    return torch.index_select(leaf, 0, rows, out=rooms.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
+    return torch.index_select(leaf, 0, rows, out=pool.tensor(key, (len(rows), *leaf.shape[1:]), leaf.dtype))
 
 
 def _of_shards(storage: StreamStorage, keys: Sequence[Key], rows: torch.Tensor) -> list[torch.Tensor | None]:
@@ -151,12 +151,12 @@ class StepsAround:
         table: where steps lie in their trajectories.
         index: existing elements, as an int64 array of any shape for each dimension of the storage.
         count: how many earlier steps `age` and `entry` are about.
-        rooms: memory to reuse.
+        pool: memory to reuse.
     """
 
-    def __init__(self, storage: Storage, table: Ages, index: tuple[Numbers, ...], count: int, rooms: Rooms) -> None:
+    def __init__(self, storage: Storage, table: Ages, index: tuple[Numbers, ...], count: int, pool: MemoryPool) -> None:
         rows, *self._lanes = index
-        self._rooms = rooms
+        self._pool = pool
         self._storage = storage
         self._table = table
         self._lead = rows.shape
@@ -215,7 +215,7 @@ class StepsAround:
         steps, missing = clamped(self._step[:, None] + offsets.reshape(-1), self._first, last)
         rows = torch.from_numpy(steps.reshape(-1) % self._table.capacity)
         lanes = [torch.from_numpy(np.repeat(part.reshape(-1), steps.shape[1])) for part in self._lanes]
-        found = gathered(self._storage, key, rows, lanes, self._rooms)
+        found = gathered(self._storage, key, rows, lanes, self._pool)
         lead = (*self._lead, *offsets.shape)
         mask = torch.from_numpy(missing.reshape(lead))
         return (None if found is None else found.reshape((*lead, *found.shape[1:]))), mask
@@ -226,7 +226,7 @@ class StepsAround:
         The tensor is fresh memory. Results for the same batch must have different values of `use`.
         """
         lead = self.age.dim()
-        found = self._rooms.tensor(use, stack.shape, stack.dtype) if stack.is_cpu else torch.empty_like(stack)
+        found = self._pool.tensor(use, stack.shape, stack.dtype) if stack.is_cpu else torch.empty_like(stack)
         last = stack.shape[lead] - 1
         found.narrow(lead, 0, last).copy_(stack.narrow(lead, 1, last))
         found.select(lead, last).copy_(newest)

@@ -138,7 +138,7 @@ class StreamSampler(Sampler):
         self._drawn = dict(drawn)
         self._pools: deque[_Pool] = deque()  # the rounds from `_round` on; of the first, `_taken` elements are drawn
         self._order: _Order | None = None
-        self._dealt: dict[int, Numbers] = {}
+        self._shard_elements: dict[int, Numbers] = {}
         self._started = bool(round_ or taken)
 
     # Drawing -----------------------------------------------------------------------------------------
@@ -245,17 +245,17 @@ class StreamSampler(Sampler):
         first, stop = max(0, number - self.window + 1), min(number + 1, len(shards))
         # Keep the shard that leaves the window: a batch may still contain its last elements.
         stream.shards.expect(shards[max(0, first - 1) : number + 1 + self.ahead].tolist())
-        self._dealt = {place: dealt for place, dealt in self._dealt.items() if place >= first}
-        lots = []
+        self._shard_elements = {place: elements for place, elements in self._shard_elements.items() if place >= first}
+        parts = []
         for place in range(first, stop):
-            if place not in self._dealt:
+            if place not in self._shard_elements:
                 shard = int(shards[place])
                 elements = self._shuffled(self._elements(stream, shard), _ELEMENTS, shard)
-                self._dealt[place] = self._chosen(elements, shard)[order.drawn[place] :]
-            dealt, turn = self._dealt[place], number - place
-            lots.append(dealt[len(dealt) * turn // self.window : len(dealt) * (turn + 1) // self.window])
-        places = self._shuffled(np.repeat(np.arange(first, stop), list(map(len, lots))), _ROUND, number)
-        elements = np.concatenate(lots)
+                self._shard_elements[place] = self._chosen(elements, shard)[order.drawn[place] :]
+            elements, turn = self._shard_elements[place], number - place
+            parts.append(elements[len(elements) * turn // self.window : len(elements) * (turn + 1) // self.window])
+        places = self._shuffled(np.repeat(np.arange(first, stop), list(map(len, parts))), _ROUND, number)
+        elements = np.concatenate(parts)
         mixed = np.empty_like(elements)
         mixed[np.argsort(places, kind="stable")] = elements
         return _Pool(places, mixed)
@@ -273,7 +273,7 @@ class StreamSampler(Sampler):
         return stream.numbers(shard, np.arange(stream.take(shard).rows))
 
     def _chosen(self, elements: Numbers, shard: int) -> Numbers:
-        """Return what is drawn for these elements of a shard; by default the elements themselves."""
+        """Return these elements of a shard as they are drawn, such as a slice of each; by default unchanged."""
         return elements
 
     # State -------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class StreamSampler(Sampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the generator, and the orders, which can be recomputed."""
-        return super().__getstate__() | {"_pools": deque(), "_order": None, "_dealt": {}}
+        return super().__getstate__() | {"_pools": deque(), "_order": None, "_shard_elements": {}}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(shuffle={self.shuffle}, window={self.window}, part={tuple(self.part)})"

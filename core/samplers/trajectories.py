@@ -811,15 +811,15 @@ class Runs:
         """Return the trajectories with `steps` added to their step numbers."""
         return Runs(self.lane, self.first + steps, self.last + steps)
 
-    def by_place(self, rows: int, turned: tuple[int, int] = (0, 0)) -> Numbers:
+    def by_place(self, rows: int, rotation: tuple[int, int] = (0, 0)) -> Numbers:
         """Return the permutation that gives TorchRL's order: lane by lane, by the row of the last step.
 
         Args:
             rows: the rows of the ring.
-            turned: `(row, before)` gives the order as it was before a ring of `before` rows was rotated so that `row`
+            rotation: `(row, before)` gives the order as it was before a ring of `before` rows was rotated so that `row`
                 became row 0.
         """
-        row, before = turned
+        row, before = rotation
         place = self.last % rows
         return np.lexsort(((place + row) % before if before else place, self.lane))
 

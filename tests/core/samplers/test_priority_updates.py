@@ -75,7 +75,7 @@ def test_both_ways_do_the_same(dtype: torch.dtype, alpha: float, within: bool) -
 
 def test_one_call_is_enough_for_what_is_right() -> None:
     fast, _ = pair(torch.float32, 0.6, within=False)
-    fast.meet(50)
+    fast.set_known(50)
     weights = torch.rand(3)
     assert fast.tree.update(torch.tensor([3, 9, 3]), torch.tensor([1.0, 4, 4]), weights, 1e9, 50) == (4.0, 1)
     assert torch.equal(fast.tree.get(torch.tensor([9, 3])), weights[1:])
