@@ -36,6 +36,7 @@ from ..files.episode_groups import (
 )
 from ..files.hdf5 import (
     MARK,
+    SINGLE,
     GroupFile,
     StoredGroup,
     h5_files_in,
@@ -64,8 +65,6 @@ _JOINTS: tuple[ColumnPath, ...] = tuple(
 )
 _JOINT_STATES: tuple[ColumnPath, ...] = (("qpos",), ("qvel",), ("effort",))
 _NUMBER = re.compile(r"(\d{1,18})$")
-_SINGLE = "it is a single value, not one a step"
-"""The reason that `StoredGroup.columns` gives for a column that holds a single value."""
 _SHOWN = _LOOKED_AT = 8
 _DEPTH = "depth"
 
@@ -313,7 +312,7 @@ class _Files:
             if name == _LENGTHS:
                 self._dropped[name] = "encoded pictures state where they end"
                 continue
-            if column.form.why == _SINGLE:
+            if column.form == SINGLE:
                 continue
             if column.form.kind == "array" and (not column.rows or 0 in column.form.shape):
                 self._dropped.setdefault(name, f"it is empty in {path.name}")
@@ -400,7 +399,7 @@ class _Files:
         """Read single values, which become texts of the episode."""
         found = {}
         for name, column in stored.items():
-            if column.form.why == _SINGLE:
+            if column.form == SINGLE:
                 with reading(f"{column_name(name)!r} of {path.name}", path):
                     value = plain_value(file.values.dataset(column_name(name))[()])
                 found[column_name(name)] = value if isinstance(value, str) else dump_json(value)

@@ -1,1 +1,1 @@
-"""Files of other libraries that several formats share: HDF5 groups, NumPy arrays, archives, images."""
+"""Readers of file types that several formats share: HDF5, NumPy arrays, Arrow, archives, pickles and images."""

@@ -1,7 +1,7 @@
-"""Tar archives, compressed by xz or not: their members, and the bytes of each. A compressed one is read as a stream.
+"""Reads members of tar archives, plain or compressed by xz; a compressed archive is read as a stream.
 
-Nothing is extracted. All of an archive is taken as untrusted: names that lead out of a folder, links, devices, and
-members and headers of impossible sizes are refused.
+Nothing is extracted. Archives are untrusted: links, devices, names that lead out of the folder, and impossible sizes of
+members and headers are refused.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _AGAIN = "copy or fetch the file again, whole"
 
 
 class CutError(CorruptDataError):
-    """An archive ends too early: what was read before is as it was sent."""
+    """An archive ends too early; the members read before the end are intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """A file in an archive: its name, where its bytes begin once all is unpacked, and how many there are.
+    """A file in an archive: its name, the position of its bytes in the uncompressed archive, and its size.
 
-    `header` is where its headers begin, -1 where it has none.
+    `header` is the position of its first header, -1 if it has none.
     """
 
     name: str
@@ -50,7 +50,7 @@ class ArchiveMember:
 
 
 def begins_as_archive(path: Path) -> bool:
-    """Return whether a file begins as xz or tar do; raises OSError, and FormatError for a FIFO or a device."""
+    """Return whether a file begins like xz or tar; raises OSError, and FormatError for a FIFO or a device."""
     descriptor = open_regular(path)
     try:
         with reading_from(path):
@@ -61,7 +61,7 @@ def begins_as_archive(path: Path) -> bool:
 
 
 class Archive(Closing):
-    """An archive, open for reading; a compressed one is unpacked once for ascending reads. Not for several threads."""
+    """An archive, open for reading; ascending reads unpack a compressed one only once. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -84,7 +84,7 @@ class Archive(Closing):
         return [self.path]
 
     def read(self, position: int, count: int) -> bytes:
-        """Return `count` bytes from a position of what is unpacked; CutError where the archive ends before."""
+        """Return `count` bytes from a position in the uncompressed archive; CutError if it ends before that."""
         if position < self._position:
             self._restart()
         if self._inflate is None:
@@ -98,10 +98,12 @@ class Archive(Closing):
         return b"".join(parts)
 
     def members(self) -> Iterator[ArchiveMember]:
-        """Yield the regular files, in their order; at the end all checksums of the compressed stream were compared.
+        """Yield the regular files in order; after the last one, the checksums of a compressed stream are compared.
 
-        FormatError for an archive that holds something else than files and folders below a folder; CutError, after the
-        members before the cut, for one that ends too early; CorruptDataError for one that is damaged.
+        Raises:
+            FormatError: the archive holds anything but files and folders below one folder.
+            CutError: the archive ends too early; the members before the cut were yielded.
+            CorruptDataError: the archive is damaged.
         """
         position, long_name, long_size = 0, "", -1
         begin = -1
@@ -140,7 +142,7 @@ class Archive(Closing):
             raise self._damaged(f"the header of a member cannot be read ({error})") from error
 
     def _extended(self, data: bytes) -> tuple[str, int]:
-        """Return path and size that an extended header states; "" and -1 for what it does not."""
+        """Return the path and the size in an extended (PAX) header, "" and -1 if they are not in it."""
         name, size = "", -1
         while data:
             length = data[:10].partition(b" ")[0]
@@ -157,7 +159,7 @@ class Archive(Closing):
     def _refuse_odd(self, header: tarfile.TarInfo, name: str, size: int) -> None:
         shown = repr(name[:80])
         if not is_inside(name.rstrip("/")) and name.rstrip("/") != ".":
-            raise FormatError(f"{self.path}: {shown} is the name of a member, and leads out of a folder")
+            raise FormatError(f"{self.path}: the name of the member {shown} leads out of the archive's folder")
         if header.issym() or header.islnk():
             raise FormatError(f"{self.path}: {shown} is a link, expected files")
         if not (header.isreg() or header.isdir()) or header.type == tarfile.GNUTYPE_SPARSE:
@@ -166,7 +168,7 @@ class Archive(Closing):
             raise FormatError(f"{self.path}: {shown} has {size:,} bytes, at most {LARGEST_MEMBER:,} are read")
 
     def _require_end(self) -> None:
-        """Read what follows the last member, which is nothing but zeros, to the end of the stream and its checksums."""
+        """Read the zeros after the last member, up to the end of the stream, where xz compares its checksums."""
         left = _LONGEST_END
         while part := self._next(_UNPACKED_BLOCK):
             left -= len(part)
@@ -185,7 +187,7 @@ class Archive(Closing):
         self._waiting = b""
 
     def _next(self, most: int) -> bytes:
-        """Return the bytes that come next, at most so many; none at the end."""
+        """Return at most `most` of the following bytes; none at the end."""
         found = self._stored(most) if self._inflate is None else self._unpacked(most)
         self._position += len(found)
         return found
@@ -218,21 +220,21 @@ class Archive(Closing):
 
 
 class MemberBytes(Protocol):
-    """What `Archive.read` does, for other places that members are in."""
+    """An object with the method `read` of `Archive`, for members that are stored elsewhere."""
 
     def read(self, position: int, count: int) -> bytes:
         """Return `count` bytes from a position."""
 
 
 class MemberFile:
-    """`size` bytes of an archive from a position on, as a file that is read once; `head` are those read already."""
+    """A range of an archive as a file that can be read once; `head` are the first bytes, if they were read already."""
 
     def __init__(self, archive: MemberBytes, position: int, size: int, head: bytes = b"") -> None:
         self._archive, self._position, self._left = archive, position, size
         self._head = head
 
     def read(self, size: int) -> bytes:
-        """Return the bytes that come next; CutError where the archive ends before."""
+        """Return the next `size` bytes, fewer only at the end of the range; CutError if the archive ends in it."""
         size = min(size, self._left)
         found = self._head[:size]
         self._head = self._head[size:]

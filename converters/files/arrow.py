@@ -1,9 +1,8 @@
-"""Arrow and Parquet files: their rows in batches, a bound on what they unpack to, and the writer of Parquet files.
+"""Reads rows of Arrow and Parquet files in batches, limits what they decompress to, and writes Parquet files.
 
-pyarrow allocates as much memory as a file states, whatever it is: what is stated is compared with the bytes there are.
-Compressed buffers of Arrow files and pages of Parquet files state how many bytes they become. pyarrow has no limit
-for that and exposes neither, so the few structures around them are read here: flatbuffers in Arrow files, Thrift's
-compact protocol in Parquet files.
+Compressed buffers of Arrow files and pages of Parquet files state their uncompressed size. pyarrow allocates that much
+memory without a limit, and does not expose the sizes. So the structures that contain them are parsed here, flatbuffers
+in Arrow files and Thrift's compact protocol in Parquet files, and the sizes compared with the compressed ones.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from ...core.format.documents import load_json
 from ...core.format.files import open_regular, refuse_pointer
 
 _FREE = 64 << 20
-"""Bytes that may be stated in any case."""
+"""An uncompressed size up to which nothing is refused, in bytes."""
 _RATIO = 200
-"""How many bytes one stored byte may stand for beyond that."""
+"""The largest plausible ratio of uncompressed to compressed bytes, above `_FREE`."""
 _COMPRESSED_PARTS = {2: 1, 3: None}
-"""Types of messages with buffers: of a dictionary, which holds them in its second entry, and of rows."""
+"""Types of messages with buffers: 2, a dictionary, whose entry 1 is a batch of rows, and 3, a batch of rows itself."""
 _DEEPEST = 32
 _HEADERS = (256, 16 << 10, 16 << 20)
 _BITS, _BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, 7, 8, (9, 10), 11, 12
 
 
 def require_bounded_ipc(path: Path) -> None:
-    """Raise CorruptDataError if the buffers of a batch state more than their bytes plausibly become.
+    """Raise CorruptDataError if the buffers of a batch state an implausible uncompressed size.
 
-    ValueError for what is not an Arrow file.
+    Raises ValueError for a file that is not a complete Arrow file.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         try:
@@ -52,9 +51,10 @@ def require_bounded_ipc(path: Path) -> None:
 
 
 def require_bounded_parquet(path: Path, *, unread: str | None = None) -> None:
-    """Raise CorruptDataError if a page states more than its bytes plausibly become; ValueError for no Parquet file.
+    """Raise CorruptDataError if a page states an implausible uncompressed size.
 
-    Columns whose names begin with `unread` are not looked at.
+    Columns whose names begin with `unread` are not checked. Raises ValueError for a file that is not a complete Parquet
+    file.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         try:
@@ -63,17 +63,17 @@ def require_bounded_parquet(path: Path, *, unread: str | None = None) -> None:
         except (struct.error, IndexError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"no whole Parquet file: {error}") from error
         except OSError as error:
-            if error.errno is not None:  # of the disk, not of what is in the file
+            if error.errno is not None:  # an error of the disk, not of the contents
                 raise
             raise ValueError(f"no whole Parquet file: {error}") from error
 
 
 STATE = "state.json"
-"""What `save_to_disk` of the datasets library writes next to the Arrow files."""
+"""The file next to the Arrow files that `save_to_disk` of the library datasets writes."""
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """List the Arrow files in a folder of `save_to_disk`; FormatError if it does not state them."""
+    """List the Arrow files in a folder of `save_to_disk`; FormatError if its `state.json` does not name them."""
     state = load_json(folder / STATE)
     listed = state.get("_data_files") if isinstance(state, dict) else None
     stated = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
@@ -84,12 +84,12 @@ def saved_files(folder: Path) -> list[Path]:
 
 
 def is_name(name: object) -> TypeGuard[str]:
-    """Return whether it can be the name of a file or folder in a folder."""
+    """Return whether `name` is a plain name of a file or folder, without separators."""
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
 class ArrowPart:
-    """An Arrow stream or a Parquet file, whose rows are read in batches."""
+    """An Arrow stream or a Parquet file whose rows are read in batches."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,7 +109,7 @@ class ArrowPart:
         return pq.ParquetFile(self.path, buffer_size=1 << 20, pre_buffer=False)
 
     def batches(self, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of these columns, `rows` of them at a time or fewer."""
+        """Yield all rows of these columns in batches of at most `rows`."""
         if self._is_parquet:
             yield from self._parquet().iter_batches(batch_size=rows, columns=names, use_threads=False)
             return
@@ -138,7 +138,7 @@ def _read(file: BinaryIO, start: int, size: int) -> bytes:
 
 
 class _Table:
-    """A table of a flatbuffer."""
+    """A table in a flatbuffer. Its vtable holds the offset of each entry, or 0 for an absent one."""
 
     def __init__(self, data: bytes, place: int | None = None) -> None:
         self._data = data
@@ -148,7 +148,7 @@ class _Table:
         return int(struct.unpack_from(form, self._data, place)[0])
 
     def entry(self, index: int) -> int | None:
-        """Where an entry is; None if it is not there."""
+        """Return the position of an entry, None if it is absent."""
         known = self._place - self.number("<i", self._place)
         if 4 + 2 * index >= self.number("<H", known):
             return None
@@ -171,7 +171,7 @@ class _Table:
 
 
 def _batches(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Yield what the compressed buffers of each batch state, and how many bytes they have."""
+    """Yield for each compressed batch the stated uncompressed size of its buffers, and their size in the file."""
     end = file.seek(0, 2)
     (size,) = struct.unpack("<i", _read(file, end - 10, 4))
     footer = _Table(_read(file, end - 10 - size, size))
@@ -196,7 +196,7 @@ def _batches(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 class _Compact:
-    """Values of Thrift's compact protocol; structs are dictionaries by the numbers of their entries."""
+    """Parses Thrift's compact protocol; a struct becomes a dictionary of its fields' values by their numbers."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -235,7 +235,7 @@ class _Compact:
         return found
 
     def entries(self, number: int) -> Iterator[Any]:
-        """Read one struct, and yield what the list is made of that is its entry `number`."""
+        """Parse one struct, and yield the items of the list that is its field `number`, one at a time."""
         last = 0
         while head := self._byte():
             last = last + (head >> 4) if head >> 4 else self._number()
@@ -270,9 +270,10 @@ class _Compact:
 
 
 def _pages(file: BinaryIO, unread: str | None) -> Iterator[tuple[int, int]]:
-    """Yield what each page states, and how many bytes it has.
+    """Yield for each page its stated uncompressed size, and its size in the file.
 
-    Where pages are is in the footer. pyarrow ends the process for some footers that are damaged, if it is asked that.
+    The positions of the pages are parsed from the footer here, because pyarrow aborts the process for some damaged
+    footers.
     """
     end = file.seek(0, 2)
     size, magic = struct.unpack("<i4s", _read(file, end - 8, 8))
@@ -291,7 +292,7 @@ def _pages(file: BinaryIO, unread: str | None) -> Iterator[tuple[int, int]]:
 
 
 def _page(file: BinaryIO, place: int) -> tuple[int, dict[int, Any]]:
-    """Read the header of a page; return its length too."""
+    """Read the header of a page, and return its length and its fields."""
     for size in _HEADERS:
         reader = _Compact(_read(file, place, size))
         try:
@@ -303,7 +304,7 @@ def _page(file: BinaryIO, place: int) -> tuple[int, dict[int, Any]]:
 
 
 class _ParquetFile(LatchedFile):
-    """A LatchedFile with the further methods that pyarrow calls."""
+    """A LatchedFile with the additional methods that pyarrow calls."""
 
     closed = False
 
@@ -322,7 +323,10 @@ class _ParquetFile(LatchedFile):
 
 @contextlib.contextmanager
 def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, LatchedFile]]:
-    """Open a new Parquet file, which is synced at the end, with the file below it: its `check` raises what failed."""
+    """Open a new Parquet file; yield its writer, and the file, whose `check` raises the error of a failed write.
+
+    The file is synced at the end.
+    """
     file = _ParquetFile(path)
     with file:
         with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=text_columns(schema)) as writer:
@@ -332,12 +336,12 @@ def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWr
 
 
 def text_columns(schema: pa.Schema) -> list[str]:
-    """The columns to write as dictionaries: one of numbers that all differ takes more space and time than they do."""
+    """The columns to write with dictionary encoding: strings only, as numbers rarely repeat."""
     return [column.name for column in schema if pa.types.is_string(column.type)]
 
 
 def nested(rows: Array) -> pa.Array:
-    """Return rows as an Arrow array: lists of lists, one level for each dimension after the first."""
+    """Return rows as an Arrow array of nested lists, one level for each dimension after the first."""
     array = pa.array(np.ascontiguousarray(rows).reshape(-1))
     for depth in range(rows.ndim - 1, 0, -1):
         count, size = math.prod(rows.shape[:depth]), rows.shape[depth]

@@ -1,9 +1,9 @@
-"""Readers of HDF5 files with a group for each episode: the survey of all groups, and the base class of the readers.
+"""Base class of readers of HDF5 files with one group per episode, and the survey of all groups.
 
-The survey decides which columns all episodes have. Some columns are required and must have the same form in every
-episode: the form of most episodes is the right one, and an episode with another form is an error once it is asked for.
-Any other column is kept if all episodes have it in one form, with a row a step. Columns of states may have a row more
-than there are steps, in all episodes or in none.
+The survey decides which columns are kept. Required columns must have the same form in every episode: the most frequent
+form is taken as the right one, and an episode with another form is an error when it is read. Any other column is kept
+if all episodes have it in the same form, with one row per step. Columns of states may have one row more than there are
+steps, in all episodes or in none.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .readers import (
 )
 
 _Signature: TypeAlias = tuple[tuple[ColumnPath, ColumnForm, int], ...]
-"""Columns with their forms and how many rows more than steps they have: 0, 1, or `_NO_ROWS` for any other number."""
+"""Required columns with their forms, and how many more rows than steps they have: 0, 1, or `_NO_ROWS` otherwise."""
 _NO_ROWS = -1
 
 
 class OtherColumn(NamedTuple):
-    """A column that is not required: its form, how many episodes have it, and why it cannot be kept."""
+    """A column that is not required: its form, the number of episodes that have it, and why it cannot be kept."""
 
     form: ColumnForm
     found: int
@@ -59,11 +59,13 @@ class _Alike:
 
 
 class GroupSurvey:
-    """Takes the columns of episode after episode; the rest is known once all were added.
+    """Collects the columns of all episodes, and finds those that the episodes have in common.
 
-    `required` states whether a column is required. `strict` columns must have a row a step, and so must columns of
-    numbers for which `most_more` gives how many more rows there may be: 0 or 1. Any other required column that has no
-    row a step in any episode is left out.
+    Args:
+        required: tells whether a column is required.
+        strict: columns that must be numbers with one row per step.
+        most_more: the number of rows, 0 or 1, that a column of numbers may have in addition to one per step; None for a
+            column that is left out if it does not have one row per step.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class GroupSurvey:
         self._alike: dict[_Signature, _Alike] = {}
         self._of: dict[str, _Signature] = {}
         self.problems: dict[str, RbtoolError] = {}
-        """What is wrong with an episode, by its name."""
+        """The error of each episode that cannot be read, by its name."""
 
     def add(self, name: str, columns: Mapping[ColumnPath, StoredColumn], steps: int) -> None:
-        """Take an episode of so many steps; FormatError where a column must have another number of rows."""
+        """Add an episode of `steps` steps; FormatError if a column has a forbidden number of rows."""
         for path in self._strict:
             if path in columns:
                 self._require_rows(name, path, columns[path], steps)
@@ -96,7 +98,7 @@ class GroupSurvey:
                 _merge(alike.others, path, name, column, steps)
 
     def _more(self, name: str, path: ColumnPath, column: StoredColumn, steps: int) -> int:
-        """How many rows more than steps a column has."""
+        """Return how many more rows than steps a column has: 0, 1, or `_NO_ROWS`."""
         most = self._most_more(path) if column.form.kind == "array" else None
         if column.rows == steps or (most == 1 and column.rows == steps + 1):
             return column.rows - steps
@@ -112,7 +114,7 @@ class GroupSurvey:
             raise _other_rows(name, path, column.rows, steps)
 
     def finish(self) -> SurveyedColumns:
-        """Decide what the episodes have in common, and note what is wrong with the others in `problems`."""
+        """Decide which columns the episodes have in common, and add episodes that do not fit to `problems`."""
         longer = self._refuse_longer()
         fitting = [signature for signature in self._alike if signature not in longer]
         if not fitting:
@@ -128,8 +130,7 @@ class GroupSurvey:
                 kept[path] = form
             else:
                 unfit = "it does not have one row per step" if form.kind == "array" else "its values are not numbers"
-                why = form.why or unfit
-                dropped.append(Dropped(column_name(path), why))
+                dropped.append(Dropped(column_name(path), form.why or unfit))
         alike = self._alike[common]
         others = {}
         for path, other in sorted(alike.others.items()):
@@ -142,7 +143,7 @@ class GroupSurvey:
         return SurveyedColumns(kept, others, tuple(dropped), frozenset(path for path, _, more in common if more == 1))
 
     def _refuse_longer(self) -> set[_Signature]:
-        """Note a problem of episodes with a row more than steps in a column that has a row a step in others."""
+        """Add episodes to `problems` whose column has one extra row, while it has one row per step in others."""
         exact = {path for signature in self._alike for path, _, more in signature if not more}
         odd = {
             signature: path for signature in self._alike for path, _, more in signature if more == 1 and path in exact
@@ -155,9 +156,9 @@ class GroupSurvey:
 
 
 class SurveyedColumns(NamedTuple):
-    """The columns that sound episodes have in common, with a row a step each, and those that cannot be kept.
+    """The columns that sound episodes have in common, and those that cannot be kept.
 
-    Those `longer` have a row more than steps.
+    Columns have one row per step; those in `longer` have one row more.
     """
 
     required: Mapping[ColumnPath, ColumnForm]
@@ -187,7 +188,7 @@ def _merge(
 
 
 def _difference(odd: _Signature, common: _Signature, first: str) -> str:
-    """State the first difference between the required columns of an episode and of `first`."""
+    """Describe the first difference between the required columns of an episode and those of the episode `first`."""
     here, there = ({path: (form, more) for path, form, more in one} for one in (odd, common))
     for path in sorted(here.keys() | there.keys()):
         name = column_name(path)
@@ -198,7 +199,7 @@ def _difference(odd: _Signature, common: _Signature, first: str) -> str:
         if here[path] != there[path]:
             (form, more), (other, _) = here[path], there[path]
             if form == other:
-                rows = "a row a step" if not more else "another number of rows than steps"
+                rows = "one row per step" if not more else "another number of rows than steps"
                 return f"has {name!r} with {rows}, which {first} and others do not have"
             return f"has {name!r} as {_looks(form)}, and {first} and others as {_looks(other)}"
     return f"differs from {first}"
@@ -210,16 +211,25 @@ def _looks(form: ColumnForm) -> str:
 
 Paths: TypeAlias = tuple[ColumnPath, ...]
 Places: TypeAlias = tuple[Paths, "array[int]"]
-"""Paths of columns, and the byte of the file at which the rows of each begin, -1 where it is not known."""
+"""Paths of columns, and the offset in the file at which the rows of each begin, -1 if it is not known."""
 _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEpisode:
-    """An episode: the source's `number` of it, `name` for messages, and the `group` in `file` (an index) it is in.
+    """An episode that is stored in a group.
 
-    `terminated` states whether the last step is. `problem` is what is wrong with it, None for a sound one. `places` are
-    where its columns are, as `places_of` gives them.
+    Attributes:
+        number: its number in the source.
+        name: its name in messages.
+        file: index of its file.
+        group: name of its group in the file.
+        steps: its length.
+        terminated: the flag of its last step.
+        seed: the seed of its reset, if known.
+        text: strings that belong to the whole episode, by name.
+        problem: why it cannot be read; None for a sound episode.
+        places: the offsets of its columns, made by `places_of`.
     """
 
     number: int
@@ -235,7 +245,7 @@ class GroupEpisode:
 
 
 class GroupRows:
-    """The rows of the columns of the episode `name`, which come from their place in the file where that is known."""
+    """Reads rows of one episode, directly from their offset in the file if that is known, else through libhdf5."""
 
     def __init__(self, file: GroupFile, group: bytes, name: str, places: Mapping[ColumnPath, int]) -> None:
         self._file, self._group, self.name, self._places = file, group, name, places
@@ -262,18 +272,22 @@ class GroupRows:
 
 
 def places_of(columns: Mapping[ColumnPath, StoredColumn], known: dict[Paths, Paths]) -> Places:
-    """Return the places of columns in little memory: equal lists of paths are one object, kept in `known`."""
+    """Return the offsets of columns in little memory: equal tuples of paths are stored once, in `known`."""
     paths = tuple(columns)
     return known.setdefault(paths, paths), array("q", (column.place for column in columns.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupColumn:
-    """A column that is kept: where it is in the group, its key, and when its rows are known. Without a path it is zero.
+    """A column that is kept: its path in the group, its key, and when its rows are known.
 
-    Of a `state`, `after` is the column with what came after each step, where the file has one. With `initial`, the rows
-    of the column itself are those after each step, and that one's only row is the one before the first step. A
-    `longer` one has a row more than steps: the last row is what came after the last step.
+    A column with an empty path consists of zeros. A `state` is stored in one of four ways, of which only the first has
+    no value after the last step:
+
+        default    rows 0 … T-1: the value before each step
+        after      rows 0 … T-1: the value before each step; the column `after` has the value after each step
+        initial    rows 0 … T-1: the value after each step; the only row of the column `initial` is the first value
+        longer     rows 0 … T: the value before each step, then the one after the last step
     """
 
     path: ColumnPath
@@ -287,16 +301,19 @@ class GroupColumn:
 
     @property
     def field(self) -> Field:
-        """The source field; rewards have one number a row."""
+        """The source field; rewards have one number per row."""
         return Field(self.key, self.form.dtype, () if self.key == REWARD else self.form.shape, self.role)
 
     @property
     def is_shifted(self) -> bool:
-        """Whether what came after a step is the row of the next one, and so nothing is known after the last."""
+        """Whether the value after a step is only stored as the row of the next step, and so missing after the last."""
         return self.timing == "state" and self.after is None and self.initial is None and not self.longer
 
     def read(self, group: GroupRows, start: int, stop: int, steps: int) -> tuple[Array, Array | None]:
-        """Read the rows of steps `[start, stop)` of so many, and those after each step where they are stored."""
+        """Read the values before steps `[start, stop)` of `steps`, and those after them, None if they are shifted.
+
+        A shifted column has one more row, the value after the last of these steps, unless the episode ends there.
+        """
         if not self.path:
             return np.zeros((stop - start, *self.form.shape), self.form.dtype), None
         if self.initial is not None:
@@ -314,14 +331,14 @@ class GroupColumn:
 
 
 class GroupFiles:
-    """Files of which one is open at a time, however many there are."""
+    """Files of which only one is open at a time."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
         self._open: tuple[int, GroupFile] | None = None
 
     def open(self, index: int) -> GroupFile:
-        """Return an open file, and close the one before it."""
+        """Return a file, opened; the file that was open before is closed."""
         if self._open is None or self._open[0] != index:
             self.close()
             self._open = (index, GroupFile(self.paths[index]))
@@ -335,9 +352,10 @@ class GroupFiles:
 
 
 class GroupReader(FileReader):
-    """Reads episodes from groups. A subclass implements `recognises`, `on_open`, which sets `opened`, and `survey`.
+    """Reads episodes from groups of HDF5 files.
 
-    `survey` sets `episodes` by number, `columns`, and what else `surveyed` names. `read_flags` may be overridden.
+    A subclass implements `recognises`; `on_open`, which sets `opened`; and `survey`, which sets `episodes` (by number),
+    `columns`, and the other attributes named in `surveyed`. It may override `read_flags`.
     """
 
     surveyed: tuple[str, ...] = ("episodes", "columns")
@@ -360,7 +378,7 @@ class GroupReader(FileReader):
             setattr(self, name, state[name])
 
     def read_flags(self, episode: GroupEpisode, group: GroupRows, start: int, stop: int) -> tuple[Array, Array]:
-        """Return `terminated` and `truncated` of steps, bool; by default of the last step alone, by the episode."""
+        """Return `terminated` and `truncated` of steps, bool; by default only the last step of the episode has one."""
         terminated, truncated = np.zeros((2, stop - start), bool)
         if stop == episode.steps:
             terminated[-1], truncated[-1] = episode.terminated, not episode.terminated
@@ -368,7 +386,7 @@ class GroupReader(FileReader):
 
     @property
     def fields(self) -> tuple[tuple[Field, Timing], ...]:
-        """The source fields with when each is known."""
+        """The source fields with their timings."""
         return tuple((column.field, column.timing) for column in self.columns)
 
     @property
@@ -377,7 +395,7 @@ class GroupReader(FileReader):
         return any(column.is_shifted for column in self.columns)
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise the problem of the first of these episodes that has one, with the names of the others."""
+        """Raise the problem of the first of these episodes that has one; the message names the others."""
         odd = [self.episodes[number] for number in numbers if self.episodes[number].problem is not None]
         if not odd:
             return
@@ -395,7 +413,7 @@ class GroupReader(FileReader):
         yield from self._pieces(number, self.columns, self.piece_rows(self.fields))
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the rewards and flags of one episode; all of it where what came after each step is stored apart."""
+        """Yield the rewards and flags of one episode; all columns if next observations are stored separately."""
         if any(column.after is not None for column in self.columns):
             yield from self.read_episode(number)
         else:
@@ -429,14 +447,14 @@ class GroupReader(FileReader):
 
 
 def flags_of(values: Array, path: ColumnPath, name: str, start: int = 0) -> Array:
-    """Return a flag of steps of the episode `name` as bool `[n]`; FormatError for numbers other than 0 and 1."""
+    """Return a flag of steps of the episode `name` as bool `[n]`; FormatError for numbers except 0 and 1."""
     return zero_or_one(values, f"{name}: {column_name(path)!r}", "step", start)
 
 
 def single_forms(
     columns: Mapping[ColumnPath, StoredColumn], paths: Sequence[ColumnPath], name: str
 ) -> dict[ColumnPath, ColumnForm]:
-    """Return the forms of those columns that the episode has; FormatError for rows of more than one number."""
+    """Return the forms of those of the columns `paths` that the episode has; FormatError unless rows are one number."""
     forms = {path: columns[path].form for path in paths if path in columns}
     for path, form in forms.items():
         require_single(f"{name}: {path[0]!r} has", form.shape)
@@ -445,7 +463,7 @@ def single_forms(
 
 @dataclass(slots=True)
 class MappedColumns:
-    """The columns with their keys, those left out, keys with other names than in the file, and sentences on it."""
+    """The columns that are kept, those left out, keys that differ from the names in the file, and notes."""
 
     columns: list[GroupColumn] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)

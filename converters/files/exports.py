@@ -1,4 +1,4 @@
-"""Exports: columns, rows and spaces, as the exporters of several formats write them."""
+"""What the exporters of several formats share: columns with text, rows of chosen leaves, and gymnasium spaces."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from ...core.ted.schema import (
 )
 
 FORMAT = "rbtool export"
-"""Identifies a file or folder as an export."""
+"""Marks a file or folder as an export of rbtool."""
 OUTCOMES: tuple[Key, ...] = (NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED)
-"""What other libraries have as one number a row, without a dimension of its own."""
+"""Keys of shape `[T, 1]` in TED that other libraries store as `[T]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportColumn:
-    """A leaf of the data; for text, `length` is the leaf with the number of bytes of each row."""
+    """A leaf to export; for text, `length` is the leaf with the number of bytes in each row."""
 
     field: Field
     length: Field | None = None
 
     @property
     def bytes(self) -> int:
-        """Bytes of a row as it is stored here."""
+        """Bytes of a row in the dataset."""
         return self.field.row_bytes + (self.length.row_bytes if self.length else 0)
 
     def chunks(self, chosen: Chosen) -> Iterator[Array | list[str]]:
@@ -61,7 +61,7 @@ class ExportColumn:
 
 
 def columns_of(fields: tuple[Field, ...]) -> list[ExportColumn]:
-    """Pair text with its lengths; everything else is a column of its own."""
+    """Return the columns of a dataset: each text with its lengths, and every other leaf by itself."""
     by_key = {field.key: field for field in fields}
     texts: dict[Key, Field] = {}
     for field in fields:
@@ -81,9 +81,9 @@ def decoded(characters: Array, lengths: Array, name: str) -> list[str]:
 
 
 def leaves_of(fields: tuple[Field, ...], role: Role) -> list[Field]:
-    """Return the leaves with observations or actions: those below that key or, where there are none, of that role.
+    """Return the leaves of observations or actions: those below the key `role` or, failing that, with this role.
 
-    SchemaError where there are none at all, or for an observation that is not known after each step.
+    Raises SchemaError if there are none, or if an observation is not stored under `next`, too.
     """
     found = [field for field in fields if field.key[0] == role]
     found = found or [field for field in fields if field.role == role and field.key[0] != NEXT]
@@ -92,12 +92,12 @@ def leaves_of(fields: tuple[Field, ...], role: Role) -> list[Field]:
     states = state_keys(fields) if role == "observation" else [field.key for field in found]
     for field in found:
         if field.key not in states:
-            raise SchemaError(f"{field.name} is an observation, and there is none after each step")
+            raise SchemaError(f"{field.name} is an observation, but the one after each step is not stored")
     return found
 
 
 def only_leaf(fields: tuple[Field, ...], role: Role, what: str) -> Field:
-    """Return the one leaf with observations or actions; SchemaError where there are several, which `what` lacks."""
+    """Return the only leaf of observations or actions; SchemaError if there are several, which `what` cannot hold."""
     found = leaves_of(fields, role)
     if len(found) > 1:
         names = ", ".join(field.name for field in found)
@@ -110,15 +110,15 @@ def only_leaf(fields: tuple[Field, ...], role: Role, what: str) -> Field:
 
 
 class RowSink(Sink):
-    """An export with rows of some leaves, each of which `prepare()` gives a place; others are named as left out."""
+    """An export that holds rows of some leaves, which `prepare()` passes to `place`; other leaves are reported."""
 
     def place(self, keys: Iterable[Key], implied: Iterable[Key] = ()) -> None:
-        """Say which leaves the file has rows of, and which are `implied` by those."""
+        """Set the leaves that are exported, and those that are `implied` by them; report all others as dropped."""
         self._placed = tuple(dict.fromkeys(keys))
         for field in self.chosen.fields:
             if field.key not in {*self._placed, *implied, EPISODE, NEXT_DONE}:
                 state = field.key[0] == NEXT and field.key[1:] in self._placed
-                why = "it is stored as known before the step alone" if state else "it has no place there"
+                why = "only its values before each step are stored" if state else "the format has no place for it"
                 self.dropped.append(Dropped(field.name, why))
 
     def size(self) -> int:
@@ -127,35 +127,35 @@ class RowSink(Sink):
 
     @property
     def is_without_ends(self) -> bool:
-        """Whether what came after a step is the following row, and for each last step nothing is known of it."""
+        """Whether no observation is lost if `next` is left out: each is the following row, or repeated at the end."""
         table = self.chosen.table
         return bool(len(table) and (table.final == Final.REPEATED).all() and not table.explicit_next.any())
 
     def note_repeated(self) -> None:
-        """Note how many next observations are written that no source had."""
+        """Note how many final observations are repetitions, as their source did not have them."""
         if count := int((self.chosen.table.final == Final.REPEATED).sum()):
             self.notes.append(
-                f"the last observation of {counted(count, 'episode')} is there once more, as the one after the last "
-                "step, which the source did not have"
+                f"the last observation of {counted(count, 'episode')} is repeated after the last step: the source did "
+                "not have the one there"
             )
 
     def note_unnumbered(self, kept: Collection[str] = ()) -> None:
-        """Note which of the numbers, seeds and texts of episodes are lost; texts called `kept` are not."""
+        """Note which of the numbers, seeds and texts of episodes are lost; `kept` names the texts that are not."""
         table, texts = self.chosen.table, self.chosen.text or ()
         lost = ["seeds"] * bool(table.has_seed.any()) + ["texts"] * any(set(text) - {*kept} for text in texts)
         if lost:
-            self.notes.append(f"{' and '.join(lost)} of episodes have no place there")
+            self.notes.append(f"{' and '.join(lost)} of episodes are not stored")
         if table.episode.tolist() != list(range(len(table))):
-            self.notes.append("episodes have no numbers there: they are counted from 0")
+            self.notes.append("the numbers of episodes are not stored: they are counted from 0")
 
     def note_both(self) -> None:
-        """Note how many episodes end terminated and truncated, where one of them is all that can be said."""
+        """Note how many episodes end both terminated and truncated, if the format can state only one of the two."""
         both = int((self.chosen.table.terminated & self.chosen.table.truncated).sum())
         if both:
-            self.notes.append(f"{counted(both, 'episode')} that ended terminated and truncated: terminated there")
+            self.notes.append(f"{counted(both, 'episode')} that ended terminated and truncated: stored as terminated")
 
     def flags_inside(self) -> int:
-        """Count the flags that are set in steps that are not the last of an episode."""
+        """Count the flags that are set before the last step of an episode."""
         found = 0
         for key in (NEXT_TERMINATED, NEXT_TRUNCATED):
             found += sum(int(np.count_nonzero(rows)) for rows in self.chosen.chunks(key, 1))
@@ -167,7 +167,7 @@ class RowSink(Sink):
 
 
 def space_of_json(document: Mapping[str, Any], role: str) -> Any:
-    """Make a gymnasium space from Minari's document or a manifest's strict one; FormatError for an invalid one."""
+    """Make a gymnasium space from the JSON of Minari or of a manifest; FormatError for an invalid one."""
     from minari.serialization import deserialize_space
 
     try:
@@ -177,7 +177,7 @@ def space_of_json(document: Mapping[str, Any], role: str) -> Any:
 
 
 def _loose(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Undo `strict_space`: infinities as strings, and uniform bounds as one number."""
+    """Turn the strict JSON of a manifest into Minari's: infinities are strings there, and uniform bounds one number."""
     loose = dict(space)
     for bound in ("low", "high"):
         if bound in loose:
@@ -199,7 +199,7 @@ def _numbers(value: Any) -> Any:
 
 
 def space_of_fields(fields: Sequence[Field], role: str) -> Any:
-    """Make a space that contains every value of these fields: a Box for each, in a Dict where keys are nested."""
+    """Make an unbounded space for these fields: a Box for each, inside a Dict if keys are nested."""
     return _nest({field.key[1:]: _unbounded_box(field, role) for field in fields})
 
 
@@ -218,7 +218,7 @@ def _unbounded_box(field: Field, role: str) -> Any:
     from gymnasium import spaces
 
     if field.role == "text":
-        raise SchemaError(f"{field.name} is text of the {role} without a space that says so; Minari needs one")
+        raise SchemaError(f"{field.name} is text in the {role}, and the dataset has no space for it; Minari needs one")
     kind = field.numpy.kind
     if kind == "c" or field.dtype == "bfloat16":
         raise SchemaError(f"{field.name} is {field.dtype}, for which Gymnasium has no space")

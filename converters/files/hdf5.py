@@ -1,4 +1,4 @@
-"""HDF5 files of other libraries: which file is meant, whether it is whole, the columns of its groups, and exports.
+"""Reads columns of groups in HDF5 files of other libraries, checks that files are whole, and writes exports.
 
 Groups are read with h5py's low-level API: a dataset of a thousand episodes has ten thousand HDF5 datasets, and each
 access through the high-level API takes 60 to 100 microseconds.
@@ -32,19 +32,19 @@ from .exports import RowSink
 from .readers import DAMAGED, ColumnForm, ColumnPath, StoredColumn, column_name, reading
 
 MARK = "rbtool_export"
-"""The attribute of a file that names the format in which rbtool wrote it; readers pass over it."""
+"""The attribute of a file that names the format in which rbtool wrote it; readers ignore it."""
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED)
 _SHOWN = 3
 _SUFFIXES = frozenset({".hdf5", ".h5", ".hdf"})
 
 
 def h5_files_in(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder that are HDF5 by their names, sorted."""
+    """Yield the files in a folder that have a suffix of HDF5, sorted."""
     yield from (file for file in sorted(folder.iterdir()) if file.suffix.lower() in _SUFFIXES and file.is_file())
 
 
 def h5_file_at(path: Path) -> Path | None:
-    """Return the file itself, or the only HDF5 file in a folder; None for anything else."""
+    """Return `path` if it is a file, or the only HDF5 file in that folder; None for anything else."""
     if path.is_file():
         return path
     if not path.is_dir():
@@ -54,7 +54,7 @@ def h5_file_at(path: Path) -> Path | None:
 
 
 def other_files_note(path: Path, read: Path) -> Iterator[str]:
-    """Yield a sentence on what else is in a folder of which one file is read; hidden files need none."""
+    """Yield a note on the other entries of a folder from which only the file `read` is read, except hidden ones."""
     if path == read:
         return
     names = sorted(one.name for one in path.iterdir() if one.name != read.name and not one.name.startswith("."))
@@ -67,7 +67,7 @@ def other_files_note(path: Path, read: Path) -> Iterator[str]:
 
 
 def is_whole_h5(file: Path) -> bool:
-    """Return whether a file begins with the header of HDF5 and has as many bytes as that states. Raises nothing."""
+    """Return whether a file has a header of HDF5 and at least as many bytes as it states. Never raises."""
     try:
         stated = stated_bytes(file)
         return stated is not None and file.stat().st_size >= stated
@@ -76,7 +76,7 @@ def is_whole_h5(file: Path) -> bool:
 
 
 def require_whole_h5(file: Path, *, hint: str = FETCH_AGAIN) -> None:
-    """Raise CorruptDataError for a file that is not HDF5, or has fewer bytes than its header states."""
+    """Raise CorruptDataError for a file that is not HDF5, or is shorter than its header states."""
     if not begins_as_h5(file):
         with file.open("rb") as opened:
             head = opened.read(16)
@@ -89,7 +89,7 @@ def require_whole_h5(file: Path, *, hint: str = FETCH_AGAIN) -> None:
 
 
 def names_in(file: Path, group: str = "") -> list[str]:
-    """List the names at the root of a file or in a group there; none for a file that is damaged. Raises nothing."""
+    """List the names in the root group of a file, or in another group; none for a damaged file. Never raises."""
     try:
         return root_members(file, group) if is_whole_h5(file) else []
     except _UNREADABLE:
@@ -97,12 +97,12 @@ def names_in(file: Path, group: str = "") -> list[str]:
 
 
 def has_name(pattern: re.Pattern[bytes], file: Path, group: str = "") -> bool:
-    """Return whether a name at the root of a file, or in a group there, has the form. Raises nothing."""
+    """Return whether a name in the root group of a file, or in another group, matches a pattern. Never raises."""
     return any(pattern.fullmatch(name.encode(errors="surrogateescape")) for name in names_in(file, group))
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value of HDF5 as JSON: text decoded, numbers as they are, numbers that JSON lacks as text."""
+    """Return a value of HDF5 as a value of JSON; NaN and infinities, which JSON lacks, become strings."""
     if isinstance(value, np.ndarray | list | tuple):
         return [plain_value(part) for part in value]
     if isinstance(value, np.generic):
@@ -116,13 +116,14 @@ def plain_value(value: Any) -> Any:
 
 _DEEPEST = 32
 _NO_DATA = ColumnForm("odd", why="it is a type without data")
-_SINGLE = ColumnForm("odd", why="it is a single value, not one a step")
+SINGLE = ColumnForm("odd", why="it is a single value, not one per step")
+"""The form of a dataset without rows; some readers take it as text of the episode."""
 
 
 class GroupFile:
-    """An open file: the names in its groups, and the groups as `StoredGroup`. `path` names it in messages.
+    """An open HDF5 file, whose groups are opened as `StoredGroup`.
 
-    Opening raises what `open_h5` does, and CorruptDataError for damaged files.
+    Opening raises the errors of `open_h5`, and CorruptDataError for damaged files.
     """
 
     def __init__(self, path: Path, *, hint: str = FETCH_AGAIN) -> None:
@@ -133,7 +134,7 @@ class GroupFile:
             self._file: h5f.FileID = open_h5(path, small_cache())
         plain = self._file.get_access_plist().get_driver() == h5fd.SEC2
         self.descriptor: int = int(self._file.get_vfd_handle()) if plain else -1
-        """libhdf5's descriptor of the file; -1 where it has none."""
+        """libhdf5's descriptor of the file; -1 if its driver has none."""
         self.values = HeapValues(self._file)
 
     def names(self, group: bytes = b"/") -> list[bytes]:
@@ -142,7 +143,7 @@ class GroupFile:
             return members(self.group_id(group))
 
     def group_id(self, name: bytes) -> h5g.GroupID:
-        """Open a group for libhdf5; it raises what libhdf5 raises."""
+        """Open a group for the low-level API; errors of libhdf5 are not translated."""
         return h5g.open(self._file, name)
 
     def has_group(self, name: bytes) -> bool:
@@ -159,13 +160,13 @@ class GroupFile:
             return StoredGroup(self, self.group_id(name), what)
 
     def close(self) -> None:
-        """Close the file and everything opened in it."""
+        """Close the file and all objects that were opened in it."""
         self.values.close()
         self._file.close()
 
 
 class StoredGroup:
-    """A group of a `GroupFile`, open for reading: its columns, their rows, and its attributes."""
+    """A group of a `GroupFile`, open for reading its columns and attributes."""
 
     def __init__(self, file: GroupFile, group: h5g.GroupID, what: str) -> None:
         self._file = file
@@ -174,7 +175,7 @@ class StoredGroup:
         self._open: dict[ColumnPath, h5d.DatasetID] = {}
 
     def columns(self) -> dict[ColumnPath, StoredColumn]:
-        """List every column, by structure alone."""
+        """List all columns of the group and of groups in it, without reading rows."""
         found: dict[ColumnPath, StoredColumn] = {}
         with self._reading(self._what):
             self._walk(self._group, (), found)
@@ -198,7 +199,7 @@ class StoredGroup:
         kind = dataset.get_type()
         space = dataset.get_space()
         if space.get_simple_extent_type() != h5s.SIMPLE:
-            return StoredColumn(_SINGLE, 0)
+            return StoredColumn(SINGLE, 0)
         rows, *row = space.get_simple_extent_dims()
         known = (kind.encode(), tuple(row))
         form = self._file.forms.get(known)
@@ -217,7 +218,7 @@ class StoredGroup:
         return self._column(self._dataset(path)).form
 
     def array(self, path: ColumnPath, start: int, stop: int, form: ColumnForm | None = None) -> Array:
-        """Read rows of an `array` column; pass `form` if it is known, to save a look at the file."""
+        """Read rows of an `array` column; with `form`, if it is known, the type is not read again."""
         dataset = self._dataset(path)
         form = form or self._column(dataset).form
         rows = np.empty((stop - start, *form.shape), form.dtype)
@@ -226,7 +227,7 @@ class StoredGroup:
         return rows
 
     def encoded(self, path: ColumnPath, start: int, stop: int) -> list[bytes]:
-        """Read rows of a column with a file in each, such as JPEG: strings of bytes, or uint8 padded with zeros."""
+        """Read rows that are files, such as JPEG, stored as byte strings or as rows of uint8 padded with zeros."""
         if self.form(path).kind == "array":
             return [row.tobytes() for row in self.array(path, start, stop)]
         return self.strings(path, start, stop)
@@ -246,7 +247,7 @@ class StoredGroup:
         return sorted(text_of_name(name, self._what) for name in names)
 
     def attribute(self, name: str) -> Any:
-        """Read an attribute, as h5py gives it."""
+        """Read an attribute as a value of h5py."""
         with self._reading(f"the attributes of {self._what}"):
             return self._file.values.attribute(self._group, name)
 
@@ -278,7 +279,7 @@ def text_of_name(name: bytes, where: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form with the bytes of a row in the file, and whether the row has the same bytes in memory."""
+    """A form, the bytes of a row in the file, and whether a row has the same bytes in memory."""
 
     column: ColumnForm
     row_bytes: int
@@ -313,7 +314,7 @@ def _form(kind: h5t.TypeID, row: tuple[int, ...]) -> ColumnForm:
 
 
 class H5Sink(RowSink):
-    """An export to one HDF5 file, whose attribute `mark` is `format`: the name of the library whose layout it has.
+    """An export to one HDF5 file. Its attribute named `mark` is `format`, the name of the library with that layout.
 
     A subclass implements `prepare()`, which calls `place`, and `fill(h5)`.
     """
@@ -323,7 +324,7 @@ class H5Sink(RowSink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the file has our mark with the name of this format."""
+        """Return whether rbtool wrote the file in this format, by its mark."""
         try:
             with h5py.File(open_h5(path)) as file, closing(HeapValues(file.id)) as values:
                 return cls.mark in file.attrs and str(values.attribute(file["/"].id, cls.mark)) == cls.format
@@ -332,7 +333,7 @@ class H5Sink(RowSink):
 
     @abstractmethod
     def fill(self, h5: h5py.File) -> Iterator[int]:
-        """Write all to the open file, and yield the bytes of rows as they are written: `size()` altogether."""
+        """Write all data to the open file, and yield the number of bytes after each write; their sum is `size()`."""
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
         with LatchedFile(target) as file:
@@ -345,7 +346,7 @@ class H5Sink(RowSink):
             fs.fsync(file.descriptor, target)
 
     def column(self, h5: Any, name: str, key: Key, *, single: bool = False) -> Iterator[int]:
-        """Write all rows of a leaf to a new dataset; with `single`, a number a row has no dimension of its own."""
+        """Write all rows of a leaf to a new dataset; `single` drops the trailing dimension of one number per row."""
         field = field_named(self.chosen.fields, key)
         shape = () if single else field.shape
         dataset, done = h5.create_dataset(name, (self.chosen.steps, *shape), field.numpy), 0

@@ -1,4 +1,4 @@
-"""PNG, JPEG and TIFF images in datasets: their shape from the header, and their pixels `[height, width, channels]`."""
+"""Decodes PNG, JPEG and TIFF images: the shape from the header, and pixels `[height, width, channels]`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 Images: TypeAlias = Literal["decode", "keep", "skip"]
-"""What becomes of images and video: pixels, the files as they are, or nothing."""
+"""What a reader does with images and videos: decode them to pixels, keep the files as they are, or leave them out."""
 Jpeg: TypeAlias = Literal["exact", "fast"]
-"""How JPEG is decoded: `exact` as Pillow does, `fast` as TensorFlow does by default, with other rounding."""
+"""How JPEG is decoded: `exact` as Pillow does, or `fast` as TensorFlow does by default, which rounds differently."""
 _SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")
 _KINDS = ("PNG", "JPEG", "TIFF")
 _MOST_PIXELS = 1 << 24
@@ -31,7 +31,7 @@ _MODES = {
     "I;16": ("I;16", "uint16", 1), "I;16B": ("I;16", "uint16", 1), "I": ("I", "uint16", 1),
     "F": ("F", "float32", 1),
 }  # fmt: skip
-"""The mode to decode to, the element type and the number of channels, by Pillow's mode of the file."""
+"""Pillow's mode of a file, and for it the mode to decode to, the element type and the number of channels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ImageForm:
 
 
 def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)) -> Images:
-    """Return the choice of that name, the first of `known` for None; UsageError for any other than those in `known`."""
+    """Return the option `images`, the first of `known` for None; UsageError unless it is in `known`."""
     names = tuple(known)
     for name in names:
         if choice in (name, None):
@@ -55,9 +55,9 @@ def require_images(choice: object, *, known: Iterable[Images] = get_args(Images)
 
 
 def require_jpeg(choice: object) -> Jpeg:
-    """Return the choice of that name, `exact` for None.
+    """Return the option `jpeg`, `exact` for None.
 
-    UsageError for any other than `exact` and `fast`, and for `fast` where its library is not installed.
+    Raises UsageError unless it is `exact` or `fast`, and for `fast` if its library is not installed.
     """
     for name in get_args(Jpeg):
         if choice in (name, None):
@@ -77,28 +77,36 @@ def require_jpeg(choice: object) -> Jpeg:
 
 
 def is_image(data: bytes) -> bool:
-    """Whether bytes begin as PNG or JPEG do."""
+    """Return whether bytes begin with the signature of PNG or JPEG."""
     return data.startswith(_SIGNATURES)
 
 
 def image_form(data: bytes, what: str) -> ImageForm:
-    """Return the form of an image from its header; `what` names it. CorruptDataError for one that cannot be read."""
+    """Return the form of an image from its header; CorruptDataError for a damaged one, which `what` names."""
     try:
         with _opened(data) as image:
             return _form(image, what)
     except (CorruptDataError, FormatError):
         raise
-    except Exception as error:  # Pillow's decoders raise all kinds for damaged files
+    except Exception as error:  # Pillow's decoders raise exceptions of any type for damaged files
         raise _damaged(error, what) from error
 
 
 def decode_image(data: bytes, form: ImageForm, what: str, jpeg: Jpeg = "exact") -> Array:
-    """Return the pixels of an image of this form, fresh and in C order; `what` names it.
+    """Decode an image.
 
-    `jpeg` is what `require_jpeg` has returned; images in CMYK are always decoded by Pillow.
+    Args:
+        data: the bytes of the file.
+        form: the expected element type and shape.
+        what: the name of the image in messages.
+        jpeg: how to decode JPEG. Images in CMYK are always decoded by Pillow.
 
-    FormatError for an image of another form, before memory is taken for it; CorruptDataError for one that is damaged
-    or cut.
+    Returns:
+        A fresh array `[height, width, channels]` in C order.
+
+    Raises:
+        FormatError: the image has another form. No memory was allocated for its pixels.
+        CorruptDataError: the image is damaged or cut.
     """
     try:
         with _opened(data) as image:
@@ -123,8 +131,8 @@ def _decoded_fast(data: bytes, image: Image) -> Array:
     try:
         pixels: Array = library.decode_jpeg(data, **form)
     except ValueError:
-        image.load()  # raises what is wrong with one that was cut
-        pixels = library.decode_jpeg(data, **form, strict=False)  # stray bytes before a marker, and the like
+        image.load()  # raises an error for a cut file, which the next line would fill up in silence
+        pixels = library.decode_jpeg(data, **form, strict=False)  # accepts flaws such as stray bytes before a marker
     return pixels
 
 

@@ -1,10 +1,10 @@
-"""NumPy arrays, read in rows and in bounded memory: `.npy` files, `.npz` archives, and gzip files of one array.
+"""Reads rows of NumPy arrays in bounded memory: `.npy` files, `.npz` archives, and gzip files of one array.
 
-An array of Python objects is a pickle: its header shows that, and it is refused unless `unpickle` is asked for. Then
-`rbtool.converters.files.pickles` reads it, and its objects become arrays of numbers or text.
+An array of Python objects is a pickle, as its header states. It is refused unless `unpickle` is called: then the module
+`pickles` reads it, and its objects become an array of numbers or text.
 
-A compressed member of an archive is unpacked as a stream, and nothing unpacked is kept: rows that are read in ascending
-order are unpacked once. `numpy.load` unpacks a member whole, and unpickles when it is asked to, so it is not used here.
+Compressed members are unpacked as a stream, one block at a time; reading rows in ascending order unpacks each once.
+`numpy.load` is not used because it unpacks members whole, and can unpickle.
 """
 
 from __future__ import annotations
@@ -34,26 +34,36 @@ from ...core.ted.schema import odd_truths
 from .pickles import PickledArray, PickledList, PickleReader, Value
 
 MOST_BYTES = 256 << 20
-"""Bytes of a pickle that is read, and of the array that is made of it."""
+"""Limit in bytes for a pickle, and for the array that is made of it."""
 _AT_ONCE = 4096
 _BYTES_AT_ONCE = 16 << 20
 _INT64, _UINT64 = np.iinfo(np.int64), np.iinfo(np.uint64)
 
 
 def array_of_objects(data: bytes, shape: tuple[int, ...], what: str) -> Array:
-    """Return the elements of a pickled array `[*shape]` of Python objects as one array.
+    """Return a pickled array of Python objects as an array of numbers or text.
 
-    Elements that are arrays of one type and one shape give `[*shape, *their shape]` of this type. Truth values give
-    bool, whole numbers int64 (uint64 where that is too small), numbers float64, and text an array of `str` objects.
-    Nothing is rounded and nothing is made up: FormatError for elements of different types or shapes, for None and
-    containers, and for more than `MOST_BYTES`. CorruptDataError for a pickle that is damaged, or of another shape.
+    Elements that are arrays of one type and shape are stacked. Bools become bool, integers int64 (or uint64 if they do
+    not fit), numbers float64 if none is rounded by that, and strings stay `str` objects.
+
+    Args:
+        data: the pickle.
+        shape: the shape that the header states.
+        what: the name of the array in messages.
+
+    Returns:
+        An array `[*shape]`, or `[*shape, *their shape]` for elements that are arrays.
+
+    Raises:
+        FormatError: elements have different types or shapes, are None or containers, or exceed `MOST_BYTES`.
+        CorruptDataError: the pickle is damaged, or has another shape.
     """
     with PickleReader(what, len(data)) as reader:
         found = reader.load(io.BytesIO(data), len(data))
         if not isinstance(found, PickledList) or found.shape != shape:
-            raise CorruptDataError(f"{what} is damaged: its pickle has another shape than {list(shape)}, as its header")
+            raise CorruptDataError(f"{what} is damaged: its pickle does not have the shape {list(shape)} of its header")
         if not len(found):
-            raise FormatError(f"{what} has no elements, whose type would be known")
+            raise FormatError(f"{what} is an empty array of Python objects, so that their type is unknown")
         first = reader.items(found, 0, 1)[0]
         if isinstance(first, PickledArray):
             rows = _stacked(reader, found, first, what)
@@ -63,7 +73,7 @@ def array_of_objects(data: bytes, shape: tuple[int, ...], what: str) -> Array:
 
 
 def _parts(reader: PickleReader, found: PickledList, what: str) -> Iterator[list[Value]]:
-    """Yield the elements a few thousand at a time; FormatError where their text is too long to keep."""
+    """Yield the elements a few thousand at a time; FormatError if their strings exceed `MOST_BYTES`."""
     characters = 0
     for start in range(0, len(found), _AT_ONCE):
         part = reader.items(found, start, min(start + _AT_ONCE, len(found)))
@@ -92,7 +102,7 @@ def _stacked(reader: PickleReader, found: PickledList, first: PickledArray, what
 
 
 def _alike(value: Value, first: PickledArray, number: int, what: str) -> PickledArray:
-    """Return an element of the type and shape of the first; FormatError for another one."""
+    """Return an element if it has the type and shape of the first one; FormatError if not."""
     if not isinstance(value, PickledArray) or _form(value) != _form(first):
         raise FormatError(
             f"{what} has elements of different types or shapes: {_name(first)} first, and {_name(value)} as element "
@@ -125,7 +135,7 @@ def _whole_type(values: list[Any], what: str) -> type[np.integer[Any]]:
         return np.int64
     if low >= 0 and high <= _UINT64.max:
         return np.uint64
-    raise FormatError(f"{what} has whole numbers that 64 bits do not hold")
+    raise FormatError(f"{what} has whole numbers that do not fit into 64 bits")
 
 
 def _float_of(value: Any, what: str) -> float:
@@ -134,7 +144,7 @@ def _float_of(value: Any, what: str) -> float:
     except OverflowError:
         number = float("inf")
     if isinstance(value, int) and number != value:
-        raise FormatError(f"{what} has the whole number {str(value)[:40]} among floats, which they do not hold exactly")
+        raise FormatError(f"{what} has the whole number {str(value)[:40]} among floats, and no float equals it")
     return number
 
 
@@ -153,25 +163,28 @@ def _too_large(what: str) -> FormatError:
 
 
 MAGIC = b"\x93NUMPY"
-"""What every `.npy` file begins with."""
+"""First bytes of a `.npy` file."""
 _FETCH_AGAIN = "copy or fetch the file again, whole"
 _LONGEST_HEADER = 10_000
-"""Characters of a header; NumPy reads no longer ones either, since a long literal can exhaust the parser."""
+"""Limit in bytes for a header, the same as in NumPy: a long literal can exhaust the parser."""
 _MOST_BYTES = 1 << 62
 _FORTRAN_BYTES = 64 << 20
-"""Bytes up to which an array is read whole whose rows are not in one piece."""
+"""Limit in bytes for an array in Fortran order, which is read whole because its rows are not contiguous."""
 
 
 class ByteRange(Closing, ABC):
-    """`size` bytes, read in any order; ascending order is never slow."""
+    """A range of `size` bytes, which can be read in any order; ascending order is always fast."""
 
     size: int
     is_bound: ClassVar[bool] = False
-    """Whether there may be fewer bytes than `size`: only reading to the end shows how many there are."""
+    """Whether `size` is only an upper bound, because the size is not known before the end was read."""
 
     @abstractmethod
     def read_into(self, target: memoryview, position: int) -> None:
-        """Fill `target` with the bytes from `position` on, which are all inside; CorruptDataError where some lack."""
+        """Fill `target` with the bytes from `position` on, all of which are in the range.
+
+        Raises CorruptDataError if the file is too short for them.
+        """
 
     def read(self, position: int, count: int) -> bytes:
         """Return `count` bytes from `position` on."""
@@ -182,7 +195,7 @@ class ByteRange(Closing, ABC):
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What a `.npy` header states: element type as stored, shape, order, and how many bytes the header itself has."""
+    """The header of a `.npy` file: element type as stored, shape, order, and the size of the header in bytes."""
 
     stored: np.dtype[Any]
     shape: tuple[int, ...]
@@ -196,7 +209,7 @@ class NpyHeader:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row along the first axis; of the value itself if it has no axes."""
+        """Bytes of one row along the first axis, or of the value if the array has no axes."""
         return self.stored.itemsize * math.prod(self.shape[1:])
 
     @property
@@ -206,10 +219,11 @@ class NpyHeader:
 
 
 def read_header(data: ByteRange, what: str) -> NpyHeader:
-    """Read the header at the start of `data`; `what` names the array in errors.
+    """Read the header at the start of `data`; `what` names the array in messages.
 
-    Raises FormatError for what is not a `.npy` file, and for types that contain arrays; CorruptDataError for headers
-    that make no sense, or that state another number of bytes than there is.
+    Raises:
+        FormatError: this is not a `.npy` file, or its element type contains arrays.
+        CorruptDataError: the header makes no sense, or does not agree with the number of bytes.
     """
     head = data.read(0, min(data.size, 12))
     if not head.startswith(MAGIC) or len(head) < 12:
@@ -245,7 +259,7 @@ def _parsed(text: str, what: str, size: int) -> NpyHeader:
         dtype = np.lib.format.descr_to_dtype(described)
     except (
         SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError,
-        Warning,  # where warnings are errors: of names of element types that NumPy never writes
+        Warning,  # where warnings are errors: NumPy warns of deprecated names of element types, which it never writes
     ) as error:  # fmt: skip
         raise damaged(what, f"its header cannot be read ({type(error).__name__})") from error
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 0 for side in shape):
@@ -260,10 +274,7 @@ def _parsed(text: str, what: str, size: int) -> NpyHeader:
 
 
 class ArrayRows(Closing):
-    """An array in `.npy` form, whose rows are read one range after the other; it owns `data`.
-
-    Raises what `read_header` raises.
-    """
+    """Reads ranges of rows of an array in `.npy` form; it owns `data`. Raises the errors of `read_header`."""
 
     def __init__(self, data: ByteRange, what: str) -> None:
         self._data = data
@@ -274,13 +285,13 @@ class ArrayRows(Closing):
 
     @property
     def is_pickled(self) -> bool:
-        """Whether its elements are Python objects, in a pickle that was not read."""
+        """Whether its elements are Python objects in a pickle that was not read by `unpickle`."""
         return self._unpickled is None and bool(self.header.stored.hasobject)
 
     def unpickle(self) -> None:
-        """Read the pickle of an array of Python objects, which a user trusts: it is then read like any array.
+        """Read the pickle of an array of Python objects, which a user trusts, so that it can be read like any array.
 
-        `header` then states the elements in memory, numbers or `str` objects. Raises what `array_of_objects` raises.
+        `header` is replaced by one for the elements in memory. Raises the errors of `array_of_objects`.
         """
         found = array_of_objects(self.raw(MOST_BYTES), self.header.shape, self._what)
         self._unpickled = found
@@ -289,8 +300,9 @@ class ArrayRows(Closing):
     def read(self, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` as a fresh array `[stop - start, *shape[1:]]` in the machine's byte order.
 
-        SchemaError for rows that are not there; FormatError for pickles, for a single value, and for a large array in
-        Fortran order, whose rows are spread over all of it.
+        Raises:
+            SchemaError: the range exceeds the array.
+            FormatError: the array is a pickle, a single value, or too large for rows of an array in Fortran order.
         """
         header = self.header
         if not header.shape:
@@ -304,7 +316,7 @@ class ArrayRows(Closing):
         return self._elements((stop - start, *header.shape[1:]), header.size + start * header.row_bytes)
 
     def whole(self, most_bytes: int) -> Array:
-        """Read all of it as a fresh array; FormatError where it has more than `most_bytes`, and for pickles."""
+        """Read the array as a fresh one; FormatError if it is a pickle, or has more than `most_bytes`."""
         header = self.header
         if header.data_bytes > most_bytes:
             raise FormatError(f"{self._what} has {header.data_bytes:,} bytes, at most {most_bytes:,} are read at once")
@@ -315,7 +327,7 @@ class ArrayRows(Closing):
         return np.ascontiguousarray(found.T) if header.fortran and len(shape) > 1 else found
 
     def raw(self, most_bytes: int) -> bytes:
-        """Return the bytes after the header: the pickle of an array of Python objects. Errors as of `whole`."""
+        """Return the bytes after the header, which are a pickle for Python objects; FormatError for too many."""
         count = self._data.size - self.header.size
         if count > most_bytes:
             raise FormatError(f"{self._what} has {count:,} bytes, at most {most_bytes:,} are read at once")
@@ -348,9 +360,9 @@ class ArrayRows(Closing):
 
 
 class NpyFile(ArrayRows):
-    """A `.npy` file, open for reading. Not for several threads at once.
+    """A `.npy` file, open for reading. Not thread-safe.
 
-    Raises FormatError for what is not such a file, CorruptDataError for one that is cut or damaged.
+    Raises FormatError if this is not a `.npy` file, CorruptDataError if it is cut or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -365,7 +377,7 @@ class NpyFile(ArrayRows):
 
 
 class StoredBytes(ByteRange):
-    """Bytes as they are in a file: `size` from `start` on. `owned` closes the descriptor at the end."""
+    """`size` bytes of a file from `start` on; if `owned`, closing this closes the descriptor."""
 
     def __init__(self, descriptor: int, start: int, size: int, what: str, *, owned: bool = False) -> None:
         self.size = size
@@ -392,25 +404,38 @@ class StoredBytes(ByteRange):
 
 
 def damaged(what: str, why: str) -> CorruptDataError:
-    """Make the error for an array, or a file, that is damaged."""
+    """Return the error for a damaged array or file."""
     return CorruptDataError(f"{what} is damaged: {why}", hint=_FETCH_AGAIN)
 
 
 INFLATES = 1032
-"""How many bytes one byte of zlib can stand for, at most."""
+"""The largest ratio of uncompressed to compressed bytes that zlib can reach."""
 SLACK = 4096
 UNPACKED_BLOCK = 256 << 10
 _PACKED_BLOCK = 64 << 10
 _HEADER_BLOCK = 4 << 10
 _GZIP = b"\x1f\x8b"
 _GZIP_WINDOW = zlib.MAX_WBITS | 16
-"""For zlib: a gzip header, and the checksum and size after the data, which it verifies."""
+"""`wbits` of zlib for a gzip stream, whose header and checksum zlib verifies."""
 
 
 class InflatedBytes(ByteRange):
-    """Compressed bytes, unpacked in blocks: one is kept, and what is before it needs a new start.
+    """Compressed bytes, unpacked one block at a time.
 
-    `packed` has the compressed ones, `window` is zlib's `wbits`. A subclass may implement `on_start` and `on_block`.
+    Only the last block is kept; to read bytes before it, unpacking starts again from the first byte.
+
+        unpacked   |-------------|== _block ==|......................|
+                   0                        _stop                   size
+        compressed |-------------------| _waiting |..................|
+                                                _taken
+
+    A subclass may override `on_start` and `on_block`, for example to compare a checksum.
+
+    Args:
+        packed: the compressed bytes.
+        size: the number of bytes when unpacked.
+        window: zlib's `wbits`.
+        what: the name of the array in messages.
     """
 
     def __init__(self, packed: StoredBytes, size: int, window: int, what: str) -> None:
@@ -422,10 +447,10 @@ class InflatedBytes(ByteRange):
         self._restart()
 
     def on_start(self) -> None:
-        """Prepare for all bytes from the first one on."""
+        """Handle a start: all bytes will be unpacked from the first one on."""
 
     def on_block(self, block: memoryview) -> None:
-        """Take the bytes that come next, before anybody gets them; may raise CorruptDataError."""
+        """Handle the next block before it is returned; may raise CorruptDataError."""
 
     def read_into(self, target: memoryview, position: int) -> None:
         if position < self._stop - len(self._block):
@@ -441,7 +466,7 @@ class InflatedBytes(ByteRange):
             done += len(part)
 
     def verify(self) -> None:
-        """Read what is left, unless all was read once; CorruptDataError if the bytes are not sound."""
+        """Unpack to the end, unless that was done once; CorruptDataError if the bytes are damaged."""
         while not self._is_sound:
             self._unpack()
 
@@ -457,7 +482,7 @@ class InflatedBytes(ByteRange):
         self.on_start()
 
     def _unpack(self) -> None:
-        """Unpack the next block; after the last one the stream has to end, too. After an error, all starts again."""
+        """Unpack the next block; after the last one, the stream must end. After an error, unpacking starts again."""
         try:
             block = self._inflated(UNPACKED_BLOCK if self._stop else _HEADER_BLOCK)
             self._stop += len(block)
@@ -471,7 +496,7 @@ class InflatedBytes(ByteRange):
         self._is_sound |= self._stop == self.size
 
     def _inflated(self, most: int) -> bytes:
-        """Unpack up to `most` bytes; none at the end of the stream."""
+        """Unpack at most `most` bytes; none at the end of the stream."""
         while not self._inflate.eof:
             left = self._packed.size - self._taken
             if not self._waiting and left:
@@ -491,7 +516,7 @@ class InflatedBytes(ByteRange):
 
 
 class _GzipBytes(InflatedBytes):
-    """What is in a gzip file. `size` is an upper bound until the array in it is known."""
+    """The unpacked bytes of a gzip file. `size` is an upper bound until `end_at` sets it from the array's header."""
 
     is_bound = True
 
@@ -512,7 +537,7 @@ class _GzipBytes(InflatedBytes):
             raise
 
     def end_at(self, size: int) -> None:
-        """Take how many bytes there are; CorruptDataError if there are more."""
+        """Set the number of bytes; CorruptDataError if there are more."""
         self.size = size
         if self._stop >= size:
             if self._stop > size or self._inflated(1):
@@ -520,7 +545,7 @@ class _GzipBytes(InflatedBytes):
             self._is_sound = True
 
     def verify(self) -> None:
-        """Read to the end, and continue where it was: rows that follow are not unpacked from the start."""
+        """Unpack to the end, then restore the position, so that the next rows are not unpacked from the start."""
         if self._damage is not None:
             raise self._damage
         if self._is_sound:
@@ -535,10 +560,10 @@ class _GzipBytes(InflatedBytes):
 
 
 class GzipArray(ArrayRows):
-    """A gzip file of one `.npy` array, read in rows as a stream; ascending rows are unpacked once.
+    """A gzip file of one `.npy` array, whose rows are read as a stream; ascending reads unpack it once.
 
-    The checksum of the file is compared when its last row was read, and by `verify`. Raises FormatError for what is
-    not such a file, CorruptDataError for one that is cut or damaged, or that states more rows than its bytes can hold.
+    The checksum is compared after the last row was read, and by `verify`. Raises FormatError if this is not a gzip file
+    of an array, CorruptDataError if it is cut or damaged, or states more rows than its bytes can hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -554,7 +579,7 @@ class GzipArray(ArrayRows):
             raise
 
     def verify(self) -> None:
-        """Read what is left; CorruptDataError, at every call, for a file that is damaged anywhere."""
+        """Read to the end; raises CorruptDataError, at every call, if the file is damaged anywhere."""
         self._bytes.verify()
 
 
@@ -562,14 +587,14 @@ _SUFFIX = ".npy"
 _BEGINS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _LARGEST_DIRECTORY = 4 << 20
-"""Bytes of the list of members: some ten thousand arrays."""
+"""Limit in bytes for the directory of a zip file, enough for ten thousand arrays."""
 _ENCRYPTED = 0x1
 _UTF8 = 0x800
 _UNREADABLE = (zipfile.BadZipFile, NotImplementedError, struct.error, ValueError, LookupError, EOFError)
 
 
 def begins_as_zip(path: Path) -> bool:
-    """Return whether a file begins as zip archives do; raises OSError, and FormatError for a FIFO or a device."""
+    """Return whether a file begins like a zip archive; raises OSError, and FormatError for a FIFO or a device."""
     descriptor = open_regular(path)
     try:
         return os.pread(descriptor, 4, 0) in _BEGINS
@@ -589,7 +614,7 @@ def array_names(path: Path) -> tuple[str, ...]:
 
 
 def first_name_of_cut(path: Path) -> str:
-    """Return the name of the first array of a `.npz` file whose list of arrays is lost; "" for anything else."""
+    """Return the name of the first array of a `.npz` file that was cut before its directory; "" for anything else."""
     try:
         descriptor = open_regular(path)
     except (RbtoolError, OSError):
@@ -606,12 +631,18 @@ def first_name_of_cut(path: Path) -> str:
 
 
 class NpzFile(Closing):
-    """A `.npz` file, open for reading. Not for several threads at once.
+    """A `.npz` file, open for reading. Not thread-safe.
 
-    `names` lists its arrays in the order of the file, `others` the other members (not `.npy`). All of the
-    archive is taken as untrusted: FormatError for what is not such an archive, CorruptDataError for one that is cut or
-    damaged, or whose members have names that lead out of a folder, occur twice, or state impossible sizes. A member
-    that is read to its end has the checksum that the archive states.
+    When the last byte of a member was read, its checksum is compared.
+
+    Attributes:
+        names: the arrays, in the order of the file.
+        others: the members that are not `.npy`.
+
+    Raises:
+        FormatError: this is not a zip archive.
+        CorruptDataError: the archive is cut or damaged, or a member's name leads out of the archive, occurs twice, or
+            has an impossible size.
     """
 
     def __init__(self, path: Path) -> None:
@@ -630,18 +661,18 @@ class NpzFile(Closing):
         self.others = tuple(name for name in self._members if not name.endswith(_SUFFIX))
 
     def form(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Return element type, in the byte order of this machine, and shape of an array, from its header alone."""
+        """Return element type (in the byte order of this machine) and shape of an array, reading only its header."""
         header = self._array(name).header
         return header.dtype, header.shape
 
     def is_pickled(self, name: str) -> bool:
-        """Return whether an array has Python objects as elements, in a pickle: `read` and `whole` refuse it."""
+        """Return whether an array is a pickle of Python objects, which `read` and `whole` refuse."""
         return self._array(name).is_pickled
 
     def unpickle(self, name: str) -> None:
-        """Read the pickle of an array, which a user trusts: `form`, `read` and `whole` then have its elements.
+        """Read the pickle of an array, which a user trusts, so that `form`, `read` and `whole` apply to its elements.
 
-        FormatError for elements that no array holds, CorruptDataError for a damaged pickle.
+        Raises FormatError for elements that do not fit into one array, CorruptDataError for a damaged pickle.
         """
         self._read.add(name)
         self._array(name).unpickle()
@@ -649,31 +680,34 @@ class NpzFile(Closing):
     def read(self, name: str, start: int, stop: int) -> Array:
         """Read rows `[start, stop)` along the first axis as a fresh array in the byte order of this machine.
 
-        In ascending order, a compressed array is unpacked once; to read further back starts again. SchemaError for
-        rows that are not there; FormatError for pickles, for a single value, and for a large array in Fortran order.
+        Ascending reads unpack a compressed array once; to go back, unpacking starts again.
+
+        Raises:
+            SchemaError: the range exceeds the array.
+            FormatError: the array is a pickle, a single value, or too large for rows of an array in Fortran order.
         """
         self._read.add(name)
         return self._array(name).read(start, stop)
 
     def whole(self, name: str, most_bytes: int) -> Array:
-        """Read an array whole; FormatError where it has more than `most_bytes`, and for pickles."""
+        """Read a whole array; FormatError if it is a pickle, or has more than `most_bytes`."""
         self._read.add(name)
         return self._array(name).whole(most_bytes)
 
     def raw(self, name: str, most_bytes: int) -> bytes:
-        """Return the bytes after the header of an array: its pickle, where it has one. Errors as of `whole`."""
+        """Return the bytes after the header of an array, which are a pickle for Python objects."""
         self._read.add(name)
         return self._array(name).raw(most_bytes)
 
     def verify(self, names: Iterable[str] | None = None) -> None:
-        """Read arrays to their ends, by default all members; CorruptDataError for one that has another checksum."""
+        """Read arrays (by default all members) to the end; CorruptDataError for one whose checksum does not match."""
         wanted = self._members if names is None else [name + _SUFFIX for name in names]
         for name in wanted:
             self._bytes_of(self._members[name]).verify()
 
     @contextlib.contextmanager
     def damage_first(self) -> Iterator[None]:
-        """Raise CorruptDataError in place of FormatError if a member is damaged: what is odd may be due to that."""
+        """Raise CorruptDataError in place of FormatError if a member is damaged, since damage may be the cause."""
         try:
             yield
         except CorruptDataError:
@@ -683,10 +717,10 @@ class NpzFile(Closing):
             raise
 
     def verify_read(self) -> None:
-        """Verify the arrays of which something was read, whatever the rows: the bytes that were not read are, now.
+        """Verify the checksums of all arrays from which anything was read, reading their remaining bytes.
 
-        CorruptDataError for one whose checksum is not the one stated, at every call. An array that was
-        verified once is not read again.
+        Raises CorruptDataError, at every call, for an array whose checksum does not match. Arrays that were verified
+        are not read again.
         """
         for name in sorted(self._read & self._data.keys()):
             self._data[name].verify()
@@ -711,7 +745,7 @@ class NpzFile(Closing):
         return found
 
     def _listed(self) -> dict[str, zipfile.ZipInfo]:
-        """Read the list of members and check what it states of each."""
+        """Read the directory of the archive, and check its statements about each member."""
         size = os.fstat(self._descriptor).st_size
         head = os.pread(self._descriptor, 4, 0)
         try:
@@ -728,7 +762,7 @@ class NpzFile(Closing):
             if member.filename in found:
                 raise self._damaged(f"{member.filename[:200]!r} is in it twice")
             found[member.filename] = member
-            self._bytes_of(member)  # a name that only the list has would be of another array, or of none
+            self._bytes_of(member)  # compares the name with the one in front of the bytes: it may be of another array
         if (stated := stated_members(self._descriptor)) not in (None, len(members)):
             raise self._damaged(f"it states {stated:,} arrays, and lists {len(members):,}")
         return found
@@ -752,13 +786,13 @@ class NpzFile(Closing):
 
 
 _END, _LARGEST_END, _IN_ZIP64 = b"PK\5\6", 22 + (1 << 16), (1 << 16) - 1
-"""What the last record begins with, the most bytes from there on, and the number of members that is elsewhere."""
+"""Of the record at the end of a zip file: its first bytes, its largest size, and the count that refers to ZIP64."""
 
 
 def stated_members(descriptor: int) -> int | None:
-    """Return how many members a zip file states at its end; None where the number does not fit there.
+    """Return the number of members in the record at the end of a zip file; None if a ZIP64 record holds it instead.
 
-    `zipfile` does not compare it with the list, of which damage can leave out members in silence.
+    `zipfile` does not compare this number with the directory, where damage can hide members in silence.
     """
     start = max(0, os.fstat(descriptor).st_size - _LARGEST_END)
     end = os.pread(descriptor, _LARGEST_END, start).rpartition(_END)[2]
@@ -769,7 +803,7 @@ def stated_members(descriptor: int) -> int | None:
 def _refused(member: zipfile.ZipInfo, size: int) -> str:
     """Return why a member must not be read, or an empty string; `size` is the archive's."""
     if not is_inside(member.orig_filename) or "\\" in member.filename:
-        return "is the name of a member, and leads out of a folder"
+        return "is the name of a member, and leads out of the archive's folder"
     if member.flag_bits & _ENCRYPTED:
         return "is encrypted"
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -779,20 +813,20 @@ def _refused(member: zipfile.ZipInfo, size: int) -> str:
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         return f"states {member.file_size:,} bytes, of which {member.compress_size:,} are stored"
     if member.file_size > member.compress_size * INFLATES + SLACK:
-        return f"states {member.file_size:,} bytes, and {member.compress_size:,} compressed ones cannot be as many"
+        return f"states {member.file_size:,} bytes, more than {member.compress_size:,} compressed bytes can unpack to"
     return ""
 
 
 class _Member(ByteRange):
-    """The bytes of a member."""
+    """The bytes of a member of an archive."""
 
     @abstractmethod
     def verify(self) -> None:
-        """Read what is left, unless all was verified; CorruptDataError if the checksum is another."""
+        """Read the remaining bytes, unless all were verified; CorruptDataError if the checksum does not match."""
 
 
 class _StoredMember(StoredBytes, _Member):
-    """The bytes of a member that is not compressed: verified once all were read, from the first on."""
+    """The bytes of an uncompressed member, verified once all of them were read in order."""
 
     def __init__(self, descriptor: int, start: int, member: zipfile.ZipInfo, what: str) -> None:
         super().__init__(descriptor, start, member.file_size, what)
@@ -800,7 +834,7 @@ class _StoredMember(StoredBytes, _Member):
 
     def read_into(self, target: memoryview, position: int) -> None:
         gap = position - self._verification.taken
-        if 0 < gap <= UNPACKED_BLOCK:  # a few rows that nobody asked for: later they would cost another pass
+        if 0 < gap <= UNPACKED_BLOCK:  # checksum a few skipped rows now: later they would cost another pass
             self._take(bytearray(gap))
         super().read_into(target, position)
         fresh = self._verification.taken - position
@@ -815,7 +849,7 @@ class _StoredMember(StoredBytes, _Member):
         self._verification.refuse_damage()
 
     def _take(self, buffer: bytearray | memoryview) -> None:
-        """Read the bytes that come next in the verification."""
+        """Read the next bytes that are not yet in the checksum, and add them to it."""
         target = memoryview(buffer)
         super().read_into(target, self._verification.taken)
         self._verification.add(target)
@@ -837,7 +871,7 @@ class _DeflatedMember(InflatedBytes, _Member):
 
 
 class _Verification:
-    """Takes the bytes of a member in order, and compares their checksum once there are all."""
+    """The running checksum of a member; it is compared once all bytes were added in order."""
 
     def __init__(self, member: zipfile.ZipInfo, what: str) -> None:
         self.taken = 0
@@ -846,19 +880,19 @@ class _Verification:
         self._checksum = 0
 
     def add(self, data: memoryview) -> None:
-        """Take the bytes that come next; CorruptDataError if they are the last and the checksum is another."""
+        """Add the next bytes; CorruptDataError if they are the last and the checksum does not match."""
         self._checksum = zlib.crc32(data, self._checksum)
         self.taken += len(data)
         self.refuse_damage()
 
     def refuse_damage(self) -> None:
-        """Raise CorruptDataError if all bytes were taken and the checksum is another."""
+        """Raise CorruptDataError if all bytes were added and the checksum does not match."""
         if self.taken == self._member.file_size and self._checksum != self._member.CRC:
             raise damaged(self._what, "its bytes have another checksum (CRC-32) than the archive states")
 
 
 class _Directory(io.RawIOBase):
-    """The archive as zipfile reads its list of members: no more than `_LARGEST_DIRECTORY` bytes at a time."""
+    """The archive as a file for zipfile, which refuses to read more than `_LARGEST_DIRECTORY` bytes at once."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor

@@ -1,10 +1,10 @@
-"""The process that reads a pickle: started by `pickles`, which has what holds for it.
+"""The confined process that reads a pickle. The module `pickles` starts it, and describes its limits.
 
-Only the standard library is imported, and no code that a pickle names is run: NumPy's arrays, scalars and element types
-are built by the classes of this module from their bytes, and lists of numbers are packed as arrays. Requests are lines
-of JSON on the standard input; an answer is its length, a line of JSON, and the bytes that it announces.
+Only the standard library is imported, and no code that a pickle names is run: the classes of this module build NumPy's
+arrays, scalars and element types from their bytes, and lists of numbers are packed as arrays. Requests are lines of
+JSON on the standard input; an answer is the length of its JSON, the JSON, and the bytes that it announces.
 
-A command waits for this process to start, so it imports as little as it can: `typing` for type checkers alone.
+Commands wait for this process to start, so it imports as little as possible; `typing` only for type checkers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _CODES = {float: ("d", "f8"), int: ("q", "i8"), bool: ("B", "b1")}
 
 
 class Refused(Exception):
-    """A pickle holds something else than data."""
+    """A pickle contains something that is not data."""
 
 
 class Broken(Exception):
-    """A pickle does not make sense."""
+    """A pickle is damaged or makes no sense."""
 
 
 class Made:
-    """What replaces a function or a class that a pickle may name: callable, and nothing can be set on it."""
+    """Replaces a function or a class that a pickle may name: it can be called, but attributes cannot be set."""
 
     __slots__ = ("_make", "name")
     _make: Callable[..., Any]
@@ -73,7 +73,7 @@ class Made:
 
 
 class ElementType:
-    """An element type of NumPy, from the text that names it and its byte order."""
+    """An element type of NumPy: its kind, its byte order, and its size in bytes (0 for objects)."""
 
     __slots__ = ("kind", "order", "size")
 
@@ -97,7 +97,7 @@ class ElementType:
 
 
 class BuiltArray:
-    """An array of NumPy: its element type, its shape and its bytes, or the objects in it."""
+    """An array of NumPy: its element type, its shape, and its bytes or objects."""
 
     __slots__ = ("data", "fortran", "kind", "shape")
 
@@ -115,7 +115,7 @@ class BuiltArray:
         whole = isinstance(shape, tuple) and all(type(part) is int and part >= 0 for part in shape)
         if not whole or not isinstance(kind, ElementType) or len(shape) > _MOST_DIMENSIONS:
             raise Broken("a numpy array has a form that makes no sense")
-        if isinstance(data, str):  # what Python 2 wrote as bytes
+        if isinstance(data, str):  # bytes that Python 2 wrote
             data = data.encode("latin-1")
         count = math.prod(shape)
         fits = (
@@ -176,13 +176,13 @@ KNOWN |= {
     )
     for module in modules
 }  # fmt: skip
-"""All that a pickle may name, with what takes its place."""
+"""All globals that a pickle may name, and their replacements."""
 
 
 class StandIn:
-    """What takes the place of an object of any class, or of what any function returns: its name and its state.
+    """Replaces any object, or the result of any function: it keeps the name and the state, and runs no code.
 
-    Each name has a subclass of its own, since pickles make objects of classes alone. It calls nothing that it is given.
+    Each name gets its own subclass, since a pickle can only make objects of classes.
     """
 
     name = ""
@@ -208,7 +208,7 @@ class StandIn:
 
 
 class Unpickler(pickle.Unpickler):
-    """Unpickles data; whatever else a pickle names is refused, or, if `stands_in`, replaced by a `StandIn`."""
+    """Unpickles data; a global that is not in `KNOWN` is refused or, with `stands_in`, replaced by a `StandIn`."""
 
     stands_in = False
 
@@ -223,14 +223,14 @@ class Unpickler(pickle.Unpickler):
 
 
 def unpickled(file: BinaryIO, *, stands_in: bool = False) -> Any:
-    """Read one pickle; Refused for what is not data, Broken and anything else for damage."""
+    """Read one pickle; raises Refused for contents that are not data, Broken or any other exception for damage."""
     reader = Unpickler(file, fix_imports=False, encoding="latin-1")
     reader.stands_in = stands_in
     return reader.load()
 
 
 class Numbers:
-    """An array: the text of its element type, its shape, and its bytes in C order; `python` if it was a list."""
+    """An array: its element type as text, its shape, and its bytes in C order; `python` if it was a list."""
 
     __slots__ = ("data", "kind", "python", "shape")
 
@@ -239,10 +239,10 @@ class Numbers:
 
 
 def packed(value: Any) -> Numbers | None:
-    """Return a list of numbers, or of lists of as many numbers each, as an array; None for any other list.
+    """Return a list of numbers, of equally long lists, or of equally shaped arrays as one array; None for another list.
 
-    Arrays of one form are stacked. A list of integers that 64 bits do not
-    hold, and one of flags and other numbers, is not packed.
+    A list is not packed if it mixes bools with other numbers, has integers that do not fit into 64 bits, or has
+    integers beside floats that are not exact as floats.
     """
     kinds = set(map(type, value))
     if len(kinds) == 1 and not kinds.isdisjoint(_CODES):
@@ -270,13 +270,13 @@ def _numbers(shape: tuple[int, ...], leaves: Sequence[Any], kind: type) -> Numbe
 
 
 def _leaves(value: Sequence[Any], depth: int) -> tuple[tuple[int, ...], list[Any]] | None:
-    """Return the shape of nested lists and the values in them; None where they are ragged or empty."""
+    """Return the shape of nested lists and the values in them; None if they are ragged or empty."""
     kinds = set(map(type, value))
     if not kinds or depth == _DEEPEST_LIST:
         return None
     if kinds <= {list, tuple}:
         first = _leaves(value[0], depth + 1)
-        if first is None or len(value) * len(first[1]) > _MOST_PACKED:  # the same list may be in it a million times
+        if first is None or len(value) * len(first[1]) > _MOST_PACKED:  # a small pickle may repeat one list many times
             return None
         parts = [first, *(_leaves(part, depth + 1) for part in value[1:])]
         if any(part is None or part[0] != first[0] for part in parts):
@@ -296,7 +296,7 @@ def _stacked(shape: tuple[int, ...], arrays: Sequence[Any]) -> Numbers | None:
 
 
 class Described:
-    """What was unpickled, in values of JSON; arrays and lists by numbers, with which parts of them are asked for."""
+    """An unpickled value as JSON; arrays and lists are numbered handles, whose parts later requests read."""
 
     def __init__(self, value: Any, *, pack: bool = False) -> None:
         self._kept: list[Any] = []
@@ -338,7 +338,7 @@ class Described:
         raise Refused(f"a value of type {getattr(value, 'name', type(value).__name__)}")
 
     def _attributes(self, value: StandIn) -> list[Any]:
-        """Describe the attributes of an object; of those that are not data, only that they are there."""
+        """Describe the attributes of an object; attributes that are not data become null."""
         found = []
         for name, part in value.state.items() if isinstance(value.state, dict) else ():
             try:
@@ -350,7 +350,7 @@ class Described:
     def _describe_keys(self, value: dict[Any, Any], depth: int) -> list[Any]:
         self._keys += len(value)
         if depth == _DEEPEST or self._keys > _MOST_KEYS:
-            raise Broken("its dictionaries are nested too deep, or in circles, or have too many keys")
+            raise Broken("its dictionaries are nested too deeply, or in circles, or have too many keys")
         found = []
         for name, part in value.items():
             text = name.decode("latin-1") if isinstance(name, bytes) else name
@@ -367,12 +367,15 @@ class Described:
         return bool(getattr(self._kept[number], "fortran", False))
 
     def whole_parts(self, numbers: Sequence[int]) -> list[memoryview]:
-        """Return the bytes of arrays, and of bytes."""
+        """Return the bytes of whole arrays and byte strings."""
         kept = [self._kept[number] for number in numbers]
         return [memoryview(one if isinstance(one, bytes | bytearray) else one.data) for one in kept]
 
     def rows(self, number: int, start: int, stop: int) -> list[memoryview]:
-        """Return the bytes of rows; an array in Fortran's order stays in that order."""
+        """Return the bytes of rows, in one part or, for an array in Fortran order, one part for each column.
+
+        In Fortran order the elements of one column follow each other, so that rows are a range of each column.
+        """
         array: BuiltArray = self._kept[number]
         data = memoryview(array.data)
         size = len(data) // max(1, math.prod(array.shape))
@@ -391,7 +394,7 @@ def _in_order(value: Any) -> Sequence[Any]:
 
 
 class _Announced(io.RawIOBase):
-    """So many bytes of another file."""
+    """The next `size` bytes of another file; `drain` skips those that were not read."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._left = file, size
@@ -419,10 +422,7 @@ def _load(file: BinaryIO, size: int, *, pack: bool, stands_in: bool) -> Describe
 
 
 def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], Sequence[memoryview]]]:
-    """Answer the requests in a file, one by one; each answer has the bytes that follow it.
-
-    A request to load may ask for lists of numbers as arrays.
-    """
+    """Yield the answer to each request in a file, and the parts of the data that follows the answer."""
     known = Described(None)
     while line := requests.readline():
         asked, parts = json.loads(line), list[memoryview]()
@@ -450,15 +450,15 @@ def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], Sequence[memor
 
 
 def confine(memory: int) -> None:
-    """Bound what this process may do for all its life; OSError or ValueError where that is not possible."""
-    import resource  # there is none on Windows
+    """Limit this process for the rest of its life; raises OSError or ValueError if that is not possible."""
+    import resource  # not on Windows
 
     try:
         libc = ctypes.CDLL(None)
         libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         libc.unshare(_NEW_USER | _NEW_NETWORK)
     except (OSError, AttributeError):
-        pass  # the limits below hold without
+        pass  # a network namespace is an extra: the limits below already forbid new sockets
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
@@ -470,7 +470,7 @@ def confine(memory: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     except (OSError, ValueError):
-        if sys.platform != "darwin":  # which does not enforce it
+        if sys.platform != "darwin":  # macOS does not enforce this limit
             raise
 
 

@@ -1,17 +1,17 @@
-"""Reads data out of pickles, in a process that can do nothing else.
+"""Reads data out of pickles in a confined process.
 
 A pickle is a program. It is read only if the user trusts it (`--trust-pickle`), and even then:
 
-- Its globals may only be NumPy's arrays, scalars and element types, and plain containers. Any other is refused by name,
-  or, where a format is the pickle of an object, represented by its name and attributes. None is imported or called:
+- Its globals may only name NumPy's arrays, scalars and element types, and plain containers. Any other global is refused
+  or, in formats that are the pickle of an object, represented by its name and attributes. None is imported or called:
   `pickle_worker` builds all values from their bytes.
-- It is read in a process that imports neither NumPy nor rbtool, has no environment, can open no file and no socket
-  (`RLIMIT_NOFILE` leaves it its two pipes), writes no file, starts no process (`RLIMIT_NPROC`, from which root is
-  exempt), and where Linux permits it has a network of its own without devices.
+- The process imports neither NumPy nor rbtool, has no environment variables, can open no file and no socket
+  (`RLIMIT_NOFILE` leaves only its pipes), and starts no process (`RLIMIT_NPROC`, from which root is exempt). Where
+  Linux permits, it has its own network namespace without devices.
 - Its memory is bounded (`RLIMIT_AS`, which macOS does not enforce), and so is the time for each answer.
 - Answers are JSON and the bytes of arrays.
 
-Where these limits cannot be set, as on Windows, nothing is read.
+On systems without these limits, such as Windows, no pickle is read.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ sys.path.append(sys.argv[1])
 from pickle_worker import serve
 serve(int(sys.argv[2]))
 """
-"""The program of the process. The folder of its module comes last: nothing there replaces a standard module.
+"""The program of the process. The folder of `pickle_worker` is last on the path, so that it shadows no standard module.
 
-It is imported, not run as a script, since Python keeps what it compiles of modules alone.
+The module is imported rather than run as a script, because Python caches the bytecode only of imported modules.
 """
 _MEMORY = 1 << 30
-"""Bytes that a worker may use, in addition to three times the size of the pickle."""
+"""Bytes that the process may use, in addition to three times the size of the pickle."""
 _SECONDS = 60.0
 _BYTES_A_SECOND = 10 << 20
 _PIECE = 1 << 20
@@ -53,7 +53,7 @@ _LONGEST_ANSWER = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class PickledArray:
-    """An array in an open pickle; `number` is its handle, and `python` is set for a list of numbers."""
+    """An array in an open pickle; `number` is its handle, and `python` is set if it was a list of numbers."""
 
     number: int
     dtype: np.dtype[Any]
@@ -66,7 +66,7 @@ class PickledArray:
 
 @dataclass(frozen=True, slots=True)
 class PickledList:
-    """A list, a tuple, a set or an array of objects in an open pickle; objects are in C order."""
+    """A list, a tuple, a set or an array of objects in an open pickle; `number` is its handle."""
 
     number: int
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class PickledList:
 
 @dataclass(frozen=True, slots=True)
 class PickledBytes:
-    """Bytes in an open pickle; `head` are the first eight."""
+    """Bytes in an open pickle; `number` is their handle, and `head` the first eight."""
 
     number: int
     size: int
@@ -86,9 +86,9 @@ class PickledBytes:
 
 @dataclass(frozen=True, slots=True)
 class PickledObject:
-    """An object in a pickle: the name of its class or function, and its attributes as far as they are data.
+    """An object in a pickle: the name of its class or function, and its attributes.
 
-    Other attributes are None, and objects inside of it have no attributes.
+    Attributes that are not data are None, and objects inside this one have no attributes.
     """
 
     name: str
@@ -101,9 +101,12 @@ Value: TypeAlias = (
 
 
 def framed_answer(process: subprocess.Popen[bytes], longest: int, most: int) -> tuple[dict[str, Any], bytes]:
-    """Read an answer of a process: the length of a line of JSON, the line, and as many bytes as its `bytes` states.
+    """Read an answer of a process, and return its JSON and its data.
 
-    EOFError where the process ends before, and for a line of more than `longest` or data of more than `most` bytes.
+        length of the JSON (8 bytes) | JSON | as many bytes of data as `bytes` in the JSON states
+
+    Raises EOFError if the process ends before that, if the JSON has more than `longest` bytes, or the data more than
+    `most`.
     """
 
     def take(size: int, limit: int) -> bytes:
@@ -118,13 +121,13 @@ def framed_answer(process: subprocess.Popen[bytes], longest: int, most: int) -> 
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End a process that was asked through pipes, and close them."""
+    """Kill a process, close its pipes, and wait for it."""
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             try:
                 stream.close()
-            except OSError:  # flushing what was still to be written
+            except OSError:  # closing flushes a request that the process can no longer read
                 continue
     process.wait()
 
@@ -133,7 +136,7 @@ _HEAD = 4096
 
 
 def is_pickle_of(path: Path, names: bytes) -> bool:
-    """Return whether a file begins as a pickle that names what the pattern `names` matches; raises OSError."""
+    """Return whether a file is a pickle whose first bytes match the pattern `names`; raises OSError."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     return head[:1] == b"\x80" and re.search(names, head) is not None
@@ -145,10 +148,10 @@ def _element_type(text: str) -> np.dtype[Any]:
 
 
 class PickleReader(Closing):
-    """Reads pickles, one at a time, in one process. Not for use by several threads.
+    """Reads pickles, one at a time, in one confined process. Not thread-safe.
 
-    A process that ended, or did not receive a complete request, is replaced at the next `load`; what was loaded is
-    lost.
+    If the process ended, or did not receive a complete request, the next `load` starts another; handles of the pickle
+    before are then invalid.
 
     Args:
         what: the name of the file in messages.
@@ -174,20 +177,21 @@ class PickleReader(Closing):
         )  # fmt: skip
 
     def load(self, file: BinaryIO, size: int, *, pack: bool = False, objects: bool = False) -> Value:
-        """Unpickle the next `size` bytes of a file; whatever was loaded before is gone.
+        """Unpickle the next `size` bytes of a file; handles of the pickle before become invalid.
 
         Args:
             file: the file.
             size: the size of the pickle.
             pack: whether lists of numbers become arrays, and bytes stay in the process for `parts`; for pickles with
                 many small values.
-            objects: whether anything that is not data becomes a `PickledObject`, for pickles of objects whose
-                attributes are the data; otherwise it raises FormatError.
+            objects: whether values that are not data become a `PickledObject`, for pickles of objects whose
+                attributes are the data.
 
         Returns:
             Plain values; arrays and lists are handles, read by `rows` and `items`.
 
         Raises:
+            FormatError: without `objects`, the pickle holds something that is not data.
             CorruptDataError: the pickle is damaged, or takes too much memory or time.
         """
         if self._process is None:
@@ -212,7 +216,7 @@ class PickleReader(Closing):
         return self._sound(np.array(rows, found.dtype.newbyteorder("="), order="C"))
 
     def parts(self, found: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
-        """Return several whole arrays, fresh and in this machine's byte order, and bytes, with one request."""
+        """Return several whole arrays and byte strings with one request; arrays are in this machine's byte order."""
         if not found:
             return []
         answer, data = self._exchange({"parts": [one.number for one in found]}, None, 0)

@@ -1,6 +1,6 @@
-"""What readers of other libraries' files share: columns of episodes, and a base class of readers of columns.
+"""Base classes and helpers of readers: columns of episodes, blocks of rows, flags, errors of damaged files.
 
-Rows are read in blocks: many short episodes then cost few reads, and ascending reads never go back.
+Rows are read in blocks, so that many short episodes cost few reads, and ascending reads never go back.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ ColumnPath: TypeAlias = tuple[str, ...]
 class ColumnForm:
     """How the rows of a column are stored.
 
-    `array`: elements of type `dtype`, each row of `shape`; `text`: strings; `bytes`: byte strings (JPEG); `odd`: none
-    of these, for the reason in `why`. A `flat` array has rows of one dimension whatever their real shape. With
-    `holes`, some values are missing and are read as NaN.
+    Attributes:
+        kind: `array` of numbers, `text`, `bytes` (such as JPEG), or `odd`, which cannot be read.
+        dtype: element type of an `array`.
+        shape: shape of a row of an `array`.
+        why: reason why a column is `odd`.
+        flat: whether rows of an `array` are stored with one dimension, whatever their real shape.
+        holes: whether some values are missing, and read as NaN.
     """
 
     kind: Literal["array", "text", "bytes", "odd"]
@@ -51,15 +55,15 @@ class ColumnForm:
 
     @property
     def is_jpeg(self) -> bool:
-        """Whether an image stored so is JPEG: frames that happen to be of one length are rows of so many bytes."""
+        """Whether images in this column are JPEG: `bytes`, or rows of bytes where all files have the same length."""
         return self.kind == "bytes" or (self.dtype == "uint8" and len(self.shape) == 1 and not self.flat)
 
 
 class StoredColumn(NamedTuple):
-    """A column of one episode: its form and how many rows it has.
+    """A column of one episode: its form and its number of rows.
 
-    `place` is the byte of the file at which the rows begin, where they are there as in memory, one after the other; -1
-    where only the library of the format finds them.
+    `place` is the offset in the file at which the rows begin if they are stored contiguously, as in memory; -1 if only
+    the library of the format can read them.
     """
 
     form: ColumnForm
@@ -68,18 +72,21 @@ class StoredColumn(NamedTuple):
 
 
 def column_name(path: ColumnPath) -> str:
-    """Write the path of a column with slashes."""
+    """Join the path of a column with slashes."""
     return "/".join(path)
 
 
 _MOST_SAID = 200
-# Changed bytes may be read as a name, a type or a size; which exceptions follow is not documented.
+# A changed byte may become a name, a type or a size: libraries do not document which exceptions follow.
 DAMAGED: tuple[type[Exception], ...] = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError)
 
 
 @contextmanager
 def reading(what: str, file: Path, *also: type[Exception], hint: str = FETCH_AGAIN) -> Iterator[None]:
-    """Turn the exceptions of a library on damaged files, `DAMAGED` and `also`, into CorruptDataError."""
+    """Turn the exceptions that a library raises for damaged files, `DAMAGED` and `also`, into CorruptDataError.
+
+    Errors of the disk stay OSError.
+    """
     try:
         yield
     except (RbtoolError, MemoryError):
@@ -95,19 +102,24 @@ def reading(what: str, file: Path, *also: type[Exception], hint: str = FETCH_AGA
 
 
 BLOCK_BYTES = 16 << 20
-"""Bytes of rows in memory at a time, where a reader does not choose."""
+"""Bytes of rows in memory at a time, unless a reader sets its own `piece_bytes`."""
 
 
 def blocks(rows: int, size: int) -> Iterator[tuple[int, int]]:
-    """Split rows into ranges of at most `size`."""
+    """Yield `(start, stop)` for consecutive ranges of at most `size` rows."""
     for start in range(0, rows, size):
         yield start, min(start + size, rows)
 
 
 class RowBlocks:
-    """Rows of one column, of which a block is kept: what was given out stays valid when another block is read.
+    """Reads rows of one column in blocks, and keeps the last block.
 
-    `read(start, stop)` reads rows as a fresh array; there are `total` of them, and a block has `rows`.
+    Arrays that were returned stay valid when another block is read.
+
+    Args:
+        read: reads rows `[start, stop)` as a fresh array.
+        total: the number of rows of the column.
+        rows: the number of rows in a block.
     """
 
     def __init__(self, read: Callable[[int, int], Array], total: int, rows: int) -> None:
@@ -116,7 +128,7 @@ class RowBlocks:
         self._block: Array = np.zeros(0)
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows `[start, stop)`; rows of the block that is kept are not read again."""
+        """Return rows `[start, stop)`; rows in the kept block are not read again."""
         if not self._start <= start <= stop <= self._stop:
             end = min(self._total, max(stop, start + self._rows))
             if self._start <= start < self._stop:
@@ -135,7 +147,7 @@ Survey = TypeVar("Survey")
 
 
 class FileReader(Reader):
-    """A reader whose pieces have about `piece_bytes` as TED; `id` is an option of many."""
+    """A reader that yields pieces of about `piece_bytes` bytes of TED."""
 
     piece_bytes = BLOCK_BYTES
 
@@ -144,13 +156,13 @@ class FileReader(Reader):
         return max(1, self.piece_bytes // max(1, row_bytes(ted_fields(fields))))
 
     def id_or(self, name: str) -> str:
-        """Return the id that the user stated, else a name."""
+        """Return the option `id` if the user gave one, else `name`."""
         stated = self.options.get("id")
         return name if stated is None else str(stated)
 
 
 class SurveyedReader(FileReader, Generic[Survey]):
-    """A reader that looks over its source once, when `found` is first needed; readers in other processes take it over.
+    """A reader that surveys its source once, when `found` is first needed; worker processes take the result over.
 
     A subclass implements `look`.
     """
@@ -159,30 +171,30 @@ class SurveyedReader(FileReader, Generic[Survey]):
 
     @abstractmethod
     def look(self, progress: Callable[[int], None]) -> Survey:
-        """Look over the source; `progress` takes how many more episodes were looked at."""
+        """Survey the source; call `progress` with the number of further episodes that were surveyed."""
 
     def looked_over(self, progress: Callable[[int], None]) -> Survey:
-        """Return what was found."""
+        """Return the result of `look`, which is called only once."""
         if self._found is None:
             self._found = self.look(progress)
         return self._found
 
     @property
     def found(self) -> Survey:
-        """What was found in the source."""
+        """The result of `look`."""
         return self.looked_over(lambda episodes: None)
 
     def survey_state(self) -> Survey:
-        """Return what was found."""
+        """Return the result of `look`, for a reader in another process."""
         return self.found
 
     def take_survey(self, state: Survey) -> None:
-        """Take over what was found."""
+        """Take over the result of another process."""
         self._found = state
 
 
 class RowReader(FileReader):
-    """Reads rows that are episodes of one step each, which is terminated, and has no reward and no next observation."""
+    """Reads a table in which each row is an episode of one terminated step, without reward and next observation."""
 
     _blocks: Iterator[Mapping[Key, Array]] = iter(())
     _block: Mapping[Key, Array] = MappingProxyType({})
@@ -190,7 +202,7 @@ class RowReader(FileReader):
 
     @abstractmethod
     def row_blocks(self) -> Iterator[Mapping[Key, Array]]:
-        """Yield all rows in blocks, in their order."""
+        """Yield all rows in order, in blocks."""
 
     def read_episode(self, number: int) -> Iterator[Piece]:
         """Yield the one step of an episode."""
@@ -207,7 +219,7 @@ class RowReader(FileReader):
         yield Piece(number, columns, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
 
     def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock]:
-        """Yield blocks of many episodes: numbers that ascend take one pass over the files."""
+        """Yield blocks of many episodes; ascending numbers take one pass over the files."""
         wanted = np.asarray(numbers, np.int64)
         for run in np.split(wanted, np.flatnonzero(np.diff(wanted) < 1) + 1):
             stop = 0
@@ -225,12 +237,12 @@ class RowReader(FileReader):
                 raise CorruptDataError(f"{self.path} changed while it was read")
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the one step of an episode without its fields: there is no reward."""
+        """Yield the flags of an episode; there is no reward."""
         yield Piece(number, {}, np.ones(1, bool), np.zeros(1, bool), first=True, last=True)
 
 
 def require_single(what: str, shape: Sequence[int]) -> None:
-    """Raise FormatError unless rows of this shape are one number; `what` begins the sentence: `rewards have`."""
+    """Raise FormatError unless rows of this shape are one number; `what` begins the message, as in `rewards have`."""
     if math.prod(shape) != 1:
         raise FormatError(f"{what} rows of shape {list(shape)}, expected one number")
 
@@ -238,7 +250,7 @@ def require_single(what: str, shape: Sequence[int]) -> None:
 def zero_or_one(values: Array, what: str, row: str = "row", start: int = 0) -> Array:
     """Return a flag as bool `[n]`; FormatError for numbers that are neither 0 nor 1.
 
-    `what` names the flag in the message, `row` the kind of rows, of which the first has the number `start`.
+    In the message, `what` names the flag and `row` the kind of rows; `start` is the number of the first row.
     """
     values = values.reshape(len(values))
     if values.dtype == bool:
@@ -252,9 +264,9 @@ def zero_or_one(values: Array, what: str, row: str = "row", start: int = 0) -> A
 
 
 def why_no_key(key: Key, taken: Iterable[Key], what: str) -> str:
-    """Return why a column cannot have a key next to those that are taken, empty where it can; `what` has the name."""
+    """Return why a column cannot have this key beside the taken ones, or ""; `what` is a word for a column."""
     if len(key) > _DEEPEST_KEY:
-        return "it is nested too deep"
+        return "it is nested too deeply"
     return f"another {what} has its name" if any(key[: len(one)] == one[: len(key)] for one in taken) else ""
 
 
@@ -264,9 +276,14 @@ ReadRows: TypeAlias = Callable[[int, int, int], Array]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeColumn:
-    """A column of a source. `read` gives its rows of an episode; `after` those after each step, where they are stored.
+    """A column of a source.
 
-    A `state` without `after` has a row more than there are steps in episodes whose last observation is stored.
+    Attributes:
+        field: the field under its root key.
+        timing: when its rows are known.
+        read: reads rows of an episode. A `state` without `after` has one row more than there are steps if the
+            observation after the last step is stored.
+        after: of a `state`, reads the values after each step, if the source stores them separately.
     """
 
     field: Field
@@ -277,9 +294,14 @@ class EpisodeColumn:
 
 @dataclass(frozen=True, slots=True)
 class ColumnEpisode:
-    """An episode of `length` steps; the flags belong to its last step.
+    """An episode of a source.
 
-    `observed` states that the observation after the last step is stored. `text` are strings of the whole episode.
+    Attributes:
+        length: the number of steps.
+        terminated: the flag of the last step.
+        truncated: the flag of the last step.
+        observed: whether the observation after the last step is stored.
+        text: strings that belong to the whole episode, by name.
     """
 
     length: int
@@ -290,7 +312,7 @@ class ColumnEpisode:
 
 
 class ColumnReader(FileReader):
-    """A reader whose `on_open` sets `columns` and `episodes`; the facts and the pieces are made of these.
+    """A reader whose `on_open` sets `columns` and `episodes`, from which facts and pieces are made.
 
     Episodes without steps are left out, and a note names them.
     """
@@ -333,7 +355,7 @@ class ColumnReader(FileReader):
         )
 
     def note_of_empty(self, numbers: Sequence[int]) -> str:
-        """Return the sentence on episodes without steps."""
+        """Return the note on episodes without steps."""
         names = some_of(numbers, 10)
         return f"{counted(len(numbers), 'episode')} without steps left out: {names}"
 
@@ -346,7 +368,7 @@ class ColumnReader(FileReader):
         yield from self._pieces(number, self.columns, self._rows)
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the rewards and flags of one episode; all of it where next observations are stored."""
+        """Yield the rewards and flags of one episode; all columns if next observations are stored separately."""
         if any(column.after is not None for column in self.columns):
             yield from self.read_episode(number)
         else:
@@ -383,17 +405,17 @@ _CHOICES = ("terminated", "truncated")
 
 @dataclass(frozen=True, slots=True)
 class EndMeaning:
-    """Whether ends are terminal states, or time limits; `note` is a sentence on it, "" where the user stated it."""
+    """Whether ends of episodes are terminal states or time limits, and a note unless the user stated it."""
 
     terminated: bool
     note: str = ""
 
 
 def meaning_of_ends(options: Mapping[str, Any], default: str, why: str) -> EndMeaning:
-    """Return what the ends of episodes are: what `options["ends"]` states, else `default`, which `why` explains.
+    """Return the meaning of ends that a format does not distinguish: `options["ends"]`, else `default`.
 
-    `why` is the start of the note: `dones are set at terminal states and at time limits alike, and RLlib …`. Raises
-    UsageError for another value than `terminated` and `truncated`.
+    `why` explains the default and begins the note: `dones are set at terminal states and at time limits alike, and
+    RLlib …`. Raises UsageError unless the option is `terminated` or `truncated`.
     """
     asked = stated_ends(options)
     if asked is None:
@@ -403,7 +425,7 @@ def meaning_of_ends(options: Mapping[str, Any], default: str, why: str) -> EndMe
 
 
 def stated_ends(options: Mapping[str, Any]) -> str | None:
-    """Return the option `ends`; UsageError for another value than `terminated` and `truncated`."""
+    """Return the option `ends`, None if not given; UsageError unless it is `terminated` or `truncated`."""
     asked: str | None = options.get("ends")
     if asked not in (None, *_CHOICES):
         raise UsageError(f"--ends is {asked!r}, expected {' or '.join(_CHOICES)}")
@@ -411,7 +433,7 @@ def stated_ends(options: Mapping[str, Any]) -> str | None:
 
 
 def refuse_ends(path: Path, options: Mapping[str, Any], why: str) -> None:
-    """Raise UsageError for a file that states how each episode ends, if `ends` is given all the same."""
+    """Raise UsageError if the option `ends` is given for a file that states how each episode ends; `why` says so."""
     if options.get("ends") is not None:
         raise UsageError(f"{path} {why}", hint="leave out --ends")
 
@@ -431,9 +453,9 @@ _SHOWN = 5
 
 
 def notes_on_identical(files: Iterable[Path]) -> Iterator[str]:
-    """Yield a sentence that names files with identical contents, none where all differ.
+    """Yield a note that names files with identical contents, if there are any.
 
-    Only files of equal size are read, and beyond their first 64 KB only those that begin alike.
+    Only files of equal size are read, and only those with equal first 64 KB are read whole.
     """
     same = _alike(_alike(_alike([list(files)], lambda file: file.stat().st_size), _head), digest_file)
     if same:
@@ -445,7 +467,7 @@ def notes_on_identical(files: Iterable[Path]) -> Iterator[str]:
 
 
 def _alike(groups: Iterable[Sequence[Path]], value_of: Callable[[Path], Hashable]) -> list[list[Path]]:
-    """Split groups of files by a value, and keep groups of several files."""
+    """Split each group of files by a value, and keep groups with more than one file."""
     found: list[list[Path]] = []
     for group in groups:
         by_value: dict[Hashable, list[Path]] = {}

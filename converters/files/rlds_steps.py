@@ -1,8 +1,8 @@
-"""What the steps of RLDS episodes mean in TED: their keys, and whether the last one is more than an observation.
+"""Maps steps of RLDS to TED: their keys, and whether the last step of an episode is only an observation.
 
-RLDS (Ramos et al. 2021) numbers steps so that the last one, with `is_last`, holds the observation after the episode;
-its action and reward are fillers. Many robot datasets set `is_last` on the last action instead, and have no such
-observation. Files do not state which.
+In RLDS (Ramos et al. 2021) the last step of an episode, with `is_last`, holds the final observation; its action and
+reward are fillers. Many robot datasets set `is_last` on the last action instead, and have no final observation. Files
+do not state which, so `LastSteps` decides by the values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from ...core.format.contracts import Array
 from ...core.ted.schema import ACTION, REWARD, Key, Role, Timing, safe_part
 
 RldsLast: TypeAlias = Literal["auto", "observation", "flagged", "step"]
-"""`observation`: the last step holds the observation after the one before it, and nothing else. `flagged`: it does in
-episodes that end with `is_last`. `step`: it is a step like the others, and no observation follows. `auto`:
-`LastSteps.decide` chooses for the whole dataset."""
+"""What the last step of an episode is.
+
+`observation`: only the observation after the step before it. `flagged`: only an observation if `is_last` is set.
+`step`: a step like the others, with no observation after it. `auto`: `LastSteps.decide` chooses for the whole dataset.
+"""
 IS_FIRST, IS_LAST, IS_TERMINAL = "is_first", "is_last", "is_terminal"
 STEP_FLAGS = (IS_FIRST, IS_LAST, IS_TERMINAL)
 IS_INIT: Key = ("is_init",)
@@ -30,7 +32,7 @@ _TAKEN = frozenset({"done", "episode", "index", "next", "terminated", "truncated
 
 
 def require_rlds_last(name: object) -> RldsLast:
-    """Return the choice of that name, `auto` for None; UsageError for any other."""
+    """Return the option `rlds_last`, `auto` for None; UsageError for an unknown one."""
     for known in get_args(RldsLast):
         if name in (known, None):
             return known  # type: ignore[no-any-return]
@@ -38,7 +40,7 @@ def require_rlds_last(name: object) -> RldsLast:
 
 
 def fillers(actions: Iterable[Array], rewards: Array | None, steps: int) -> Array:
-    """Return bool `[steps]`: whether every value of the actions `[steps, ...]` and of the reward is 0 or NaN."""
+    """Return bool `[steps]`: whether all values of the actions `[steps, ...]` and of the reward are 0 or NaN."""
     found = np.ones(steps, bool)
     for column in (*actions, *(() if rewards is None else (rewards,))):
         flat = column.reshape(steps, -1)
@@ -51,7 +53,10 @@ def fillers(actions: Iterable[Array], rewards: Array | None, steps: int) -> Arra
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """What was decided about last steps, and a sentence on why. `ended`: it is only about those with `is_last`."""
+    """The decision about the last steps of all episodes, with a note that explains it.
+
+    With `ended`, `is_observation` holds only for last steps with `is_last`.
+    """
 
     is_observation: bool
     ended: bool
@@ -59,20 +64,24 @@ class LastStep:
 
     @property
     def choice(self) -> RldsLast:
-        """What asks for the same."""
+        """The option that leads to the same decision."""
         return ("flagged" if self.ended else "observation") if self.is_observation else "step"
 
     def observed(self, *, is_last: bool) -> bool:
-        """Whether the last step of an episode is an observation only; `is_last` is its flag."""
+        """Return whether the last step of an episode is only an observation; `is_last` is its flag."""
         return self.is_observation and (is_last or not self.ended)
 
 
 @dataclass(slots=True)
 class LastSteps:
-    """Counts, over all episodes of a dataset, the steps that look like fillers.
+    """Counts, over all episodes of a dataset, the steps that look like fillers: actions and reward are 0 or NaN.
 
-    `ends` are the last steps with `is_last` in episodes of two or more steps, `before` the steps next to them, and
-    `others` all steps but the last; `*_fillers` count the steps whose actions and reward are 0 or NaN.
+    Attributes:
+        ends: last steps with `is_last`, of episodes of two or more steps.
+        end_fillers: how many of `ends` look like fillers.
+        before_fillers: how many of the steps before `ends` look like fillers.
+        others: all steps except last ones.
+        other_fillers: how many of `others` look like fillers.
     """
 
     ends: int = 0
@@ -82,7 +91,7 @@ class LastSteps:
     other_fillers: int = 0
 
     def add(self, filler: Array, *, is_last: bool) -> None:
-        """Count an episode: `filler` is bool `[T]` as `fillers` gives it, `is_last` the flag of its last step."""
+        """Count an episode: `filler` is the bool `[T]` of `fillers`, `is_last` the flag of its last step."""
         steps = len(filler)
         self.others += max(0, steps - 1)
         self.other_fillers += int(filler[:-1].sum())
@@ -93,10 +102,11 @@ class LastSteps:
 
     @property
     def chance(self) -> float:
-        """How likely it is that all last steps look like fillers though they are steps like the others.
+        """Probability that all last steps look like fillers by chance, although they are ordinary steps.
 
-        Each would with the share that the other steps have, or that the steps next to the last ones have where it is
-        larger. The share is estimated by the rule of succession, so that few steps prove little.
+        It is `share ** ends`, where `share` is the fraction of fillers among other steps, or among the steps right
+        before the last ones if that is larger: robots often stand still at the end. The fraction is estimated by the
+        rule of succession, so that few steps prove little.
         """
         share = (self.other_fillers + 1) / (self.others + 2)
         if self.ends:
@@ -104,16 +114,16 @@ class LastSteps:
         return float(share**self.ends)
 
     def decide(self, choice: RldsLast) -> LastStep:
-        """Decide for all episodes; `auto` takes last steps for observations only where nothing would be lost.
+        """Decide for all episodes.
 
-        That is where the actions and the reward of every last step with `is_last` are 0 or NaN, and where that is not
-        by chance: `chance` is below 0.001. Episodes that do not end with `is_last` are incomplete; what they have are
-        steps.
+        `auto` takes last steps with `is_last` for observations only if no action or reward is lost: those of every
+        such step are 0 or NaN, and `chance` is below 0.001. An episode that does not end with `is_last` is incomplete,
+        and its last step is an ordinary one.
         """
         if choice == "observation":
-            return LastStep(True, False, "the last step of every episode is an observation only, as --rlds-last states")
+            return LastStep(True, False, "the last step of every episode is only an observation, as --rlds-last states")
         if choice == "flagged":
-            why = "the last step of every episode that ends with is_last is an observation only, as --rlds-last states"
+            why = "the last step of every episode that ends with is_last is only an observation, as --rlds-last states"
             return LastStep(True, True, why)
         if choice == "step":
             return LastStep(False, False, "the last step of every episode is a step, as --rlds-last states")
@@ -127,7 +137,7 @@ class LastSteps:
         compared = f"as {self.other_fillers:,} of {self.others:,} other steps have"
         if is_observation:
             return (
-                f"{counted}, {compared}: it is taken for the observation after the episode, and no step "
+                f"{counted}, {compared}: it is taken for the observation after the episode, not for a step "
                 "(--rlds-last step states otherwise)"
             )
         if self.end_fillers == self.ends:
@@ -139,8 +149,8 @@ class LastSteps:
 def step_meaning(path: Sequence[str]) -> tuple[Key, Role, Timing] | None:
     """Return key, role and timing of a feature of steps by its path; None for the flags, which are not columns.
 
-    `observation` and features of another name are there before and after a step: RLDS has them in its last step, too.
-    `action`, and names that begin so, belong to a step; `reward` and `discount` come after it.
+    `action` and names that begin with it belong to a step; `reward` and `discount` come after it. `observation` and
+    any other feature are known before and after a step, since the last step of RLDS has them, too.
     """
     top = path[0]
     if len(path) == 1 and top in STEP_FLAGS:

@@ -1,4 +1,4 @@
-"""Lance tables: LeRobot's datasets in Lance are read and exported, tables of frames are read."""
+"""Lance tables: datasets of LeRobot in Lance, which are read and exported, and single tables of frames."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Exports to LeRobot's datasets in Lance: what an export to LeRobot v3 has, with rows and videos in tables.
+"""Exports to LeRobot v3 with rows and videos in Lance tables.
 
-    frames.lance    a row a frame, in the order of the frames; names of columns lose their dots
-    videos.lance    a row a file of video: its bytes, and where its key frames are, by which loaders read parts of it
-    meta.lance      the files of the folder meta, which is there as well
+    frames.lance    one row per frame, in order; dots in names of columns become underscores
+    videos.lance    one row per video file: its bytes, and the positions of key frames, by which loaders read parts
+    meta.lance      the files of the folder meta, which is written, too
 
-pylance writes the tables, in a process of its own, from the files of the export to LeRobot, which are then removed.
+The export to LeRobot is written first; then pylance makes the tables from its files in a separate process, and the
+files of rows and videos are removed.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _HEADER = 16
 
 
 class LanceExporter(LerobotExporter):
-    """Writes LeRobot's datasets with their rows and videos in Lance tables."""
+    """Writes a dataset of LeRobot with rows and videos in Lance tables."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has `meta/info.json` as an export writes it, and tables next to it."""
+        """Return whether rbtool wrote the folder, by `meta/info.json`, and only tables are beside it."""
         try:
             names = {entry.name for entry in path.iterdir()}
             document = json.loads(read_regular(path / INFO))
@@ -46,7 +47,7 @@ class LanceExporter(LerobotExporter):
             return False
 
     def prepare(self) -> None:
-        """Refuse what LeRobot does not have, and names that are the same without their dots."""
+        """Choose the features, and refuse names that become equal when dots are replaced."""
         require_pylance()
         super().prepare()
         taken: dict[str, str] = {}
@@ -59,7 +60,7 @@ class LanceExporter(LerobotExporter):
                 )
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write an export to LeRobot, and make tables of it."""
+        """Write an export to LeRobot, and turn it into tables."""
         super().write_rows(target, progress)
         info = parse_json(read_regular(target / INFO), INFO)
         fs.replace_file(target / INFO, (dump_json(info | {"storage_format": "lance"}, indent=4) + "\n").encode())
@@ -100,7 +101,7 @@ def _write(process: LanceProcess, path: Path, rows: int, do: str, *arguments: An
 
 
 def _about_video(path: Path, folder: Path) -> dict[str, Any]:
-    """Return where a video belongs, and where in its bytes its key frames and the list of its frames are."""
+    """Return the row of a video without its bytes: key and numbers, and the positions of key frames and `moov` box."""
     key, chunk, file = path.relative_to(folder).parts
     stamps, keys = [], []
     with require_pyav().open(str(path)) as container:
@@ -122,7 +123,7 @@ def _about_video(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _moov(path: Path) -> tuple[int, int]:
-    """Return where the box of an MP4 is that lists its frames, and its bytes."""
+    """Return offset and size of the `moov` box of an MP4 file, which lists its frames."""
     offset, whole = 0, path.stat().st_size
     with path.open("rb") as file:
         while offset < whole:
@@ -137,4 +138,4 @@ def _moov(path: Path) -> tuple[int, int]:
             if size < 8:
                 break
             offset += size
-    raise FormatError(f"{path} does not list its frames: it is no MP4")
+    raise FormatError(f"{path} has no moov box: it is not an MP4 file")

@@ -1,11 +1,13 @@
-"""Reads LeRobot's datasets in Lance tables, and single tables of frames.
+"""Reads datasets of LeRobot in Lance tables, and single tables of frames.
 
-A dataset has three tables beside, or in place of, LeRobot's folder `meta`: `frames.lance` has a row a frame, in place
-of the Parquet files; `videos.lance` has a row for each file of video, with its bytes; `meta.lance` has the files of
-`meta`. Names of columns have lost their dots: `observation.state` is `observation_state`.
+A dataset consists of three tables:
 
-All but where rows and videos come from is as in LeRobot v3, and the reader of that reads them. Videos are copied to a
-folder of their own as long as the reader is open.
+    frames.lance    one row per frame, in place of Parquet files; `observation.state` is named `observation_state`
+    videos.lance    one row per video file, with its bytes
+    meta.lance      the files of LeRobot's folder `meta`, beside or in place of that folder
+
+Only the origin of rows and videos differs from LeRobot v3, so `LanceReader` extends the reader of LeRobot. Videos are
+copied to temporary files while the reader is open.
 """
 
 from __future__ import annotations
@@ -65,13 +67,14 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _ROWS = 1 << 16
 _MOST_METADATA = 1 << 30
 _PREFIXES = {"observation_images_": "observation.images.", "observation_": "observation.", "next_": "next."}
-"""How the names of LeRobot's features begin: their dots are put back where no metadata name them."""
+"""Prefixes of columns, and of the features of LeRobot that they stand for, in a table without metadata."""
 
 
 class LanceRows(RowsFile):
-    """A table of frames as a file of rows; `columns` has the column of each feature that has another name there.
+    """A table of frames with the interface of a file of rows.
 
-    Frames are counted by `index` where there is no `frame_index`.
+    `columns` maps features to columns that have other names. Without a column `frame_index`, it is computed from
+    `index`.
     """
 
     def __init__(self, table: LanceTable, columns: Mapping[str, str]) -> None:
@@ -94,7 +97,7 @@ class LanceRows(RowsFile):
 
     @cached_property
     def _frames(self) -> Array:
-        """The number of each row in its episode, by its index."""
+        """The number of each row in its episode, from the column `index`."""
         episodes, places = (
             np.concatenate([np.zeros(0, np.int64), *self.whole(name)]) for name in (EPISODE_INDEX, INDEX)
         )
@@ -104,17 +107,17 @@ class LanceRows(RowsFile):
         return frames
 
     def whole(self, name: str) -> Iterator[Array]:
-        """Yield a column of whole numbers, some rows at a time."""
+        """Yield a column of whole numbers in chunks."""
         for start in range(0, self.rows, _ROWS):
             table = self._table.read([self._columns.get(name, name)], start, min(start + _ROWS, self.rows))
             yield numbers_of(table, table.column_names[0], (), np.dtype(np.int64), self.path)
 
     def close(self) -> None:
-        """A table needs no closing."""
+        """Do nothing: `LanceReader` closes the process of the table."""
 
 
 def columns_by_feature(info: DatasetInfo, names: Sequence[str], path: Path) -> dict[str, str]:
-    """Return the column of each feature whose name has lost its dots; FormatError for two features of one column."""
+    """Return the columns of features whose names have dots; FormatError if two features have the same column."""
     found: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name, feature in info.features.items():
@@ -125,7 +128,7 @@ def columns_by_feature(info: DatasetInfo, names: Sequence[str], path: Path) -> d
             raise FormatError(
                 f"{path}: the features {taken[column]!r} and {name!r} are both the column {column!r}: names in Lance "
                 "have no dots",
-                hint="name one of them otherwise in LeRobot, and convert it again",
+                hint="rename one of them in LeRobot, and convert it again",
             )
         taken[column] = name
         if column != name and column in names:
@@ -142,7 +145,7 @@ def _dotted(name: str) -> str:
 
 
 class _DatasetInLance(DatasetSurvey):
-    """A look at the table of frames of a dataset."""
+    """The survey of the table of frames of a dataset."""
 
     columns: Mapping[str, str]
     table: LanceTable
@@ -154,11 +157,11 @@ class _DatasetInLance(DatasetSurvey):
         return LanceRows(self.table, self.columns)
 
     def why_absent(self, entry: EpisodeEntry) -> RbtoolError:
-        return FormatError(f"{self.table.path} has no rows of episode {entry.number}, which the metadata name")
+        return FormatError(f"{self.table.path} has no rows of episode {entry.number}, which is in the metadata")
 
 
 class _TableOfFrames(_DatasetInLance):
-    """A look at a table without metadata: it has all that is known of episodes."""
+    """The survey of a table of frames without metadata: episodes are found in the table alone."""
 
     def entries(self) -> dict[int, EpisodeEntry]:
         rows = LanceRows(self.table, self.columns)
@@ -172,7 +175,7 @@ class _TableOfFrames(_DatasetInLance):
 
 
 class _Folder:
-    """A folder for copies of files, which is removed when nothing refers to it any more."""
+    """A temporary folder for copies of files, which is removed with the last reference to this object."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="rbtool-lance-"))
@@ -180,16 +183,20 @@ class _Folder:
 
 
 class _Copy(type(Path())):  # type: ignore[misc]
-    """The path of a copy, which is there as long as this object."""
+    """The path of a copy; holding it keeps the temporary folder alive."""
 
     folder: _Folder
 
 
 class _CopiedVideos(Closing):
-    """Copies of the files of video in a table, made as they are asked for by their paths in the dataset.
+    """Copies videos out of a table when they are needed; calling it with a path in the dataset returns the copy.
 
-    Without a `folder` the copies have no names: they vanish with this process, however it ends. The last `most` of them
-    are kept, for None all, as long as something has their paths.
+    Args:
+        table: the table of videos.
+        info: the metadata of the dataset.
+        folder: the folder for copies. With None, copies are unnamed files, which vanish with this process even if it
+            is killed.
+        most: how many copies are kept, None for all.
     """
 
     def __init__(self, table: LanceTable, info: DatasetInfo, folder: _Folder | None, most: int | None) -> None:
@@ -212,7 +219,7 @@ class _CopiedVideos(Closing):
                 raise FormatError(f"{table.path} has the video {name} twice")
 
     def __call__(self, name: str) -> Path:
-        """Return the file of a video; one that is not in the table does not exist."""
+        """Return the copy of a video; for a video that is not in the table, a path that does not exist."""
         found = self._there.pop(name, None)
         if found is None:
             if name not in self.rows:
@@ -237,7 +244,7 @@ class _CopiedVideos(Closing):
             finally:
                 fs.close(descriptor, target)
             return target, -1
-        # Not a file in a temporary folder: a worker that is ended before it has removed the folder leaves it.
+        # No temporary folder here: a worker that is killed would leave it behind.
         with tempfile.TemporaryFile() as file:
             self._table.copy_bytes("video_bytes", self.rows[name], file.fileno(), Path(tempfile.gettempdir()) / "video")
             descriptor = os.dup(file.fileno())
@@ -250,7 +257,7 @@ class _CopiedVideos(Closing):
             os.close(descriptor)
 
     def close(self) -> None:
-        """Give up the copies."""
+        """Close unnamed copies, and release the folder of the others."""
         while self._there:
             path, descriptor = self._there.popitem()[1]
             if descriptor >= 0:
@@ -259,15 +266,16 @@ class _CopiedVideos(Closing):
 
 
 class LanceReader(LerobotReader):
-    """A dataset of LeRobot whose rows are in `frames.lance`, or a Lance table with a row a frame.
+    """Reads a dataset of LeRobot whose rows are in `frames.lance`, or a Lance table with one row per frame.
 
-    A dataset is read as one of LeRobot v3: its videos are kept, or decoded, its keys are as in `LerobotReader`. Of a
-    table, `episode_index` and `frame_index`, or `index`, state the episodes; bytes of images are decoded, and the dots
-    that names have lost are put back after `observation`, `observation.images` and `next`.
+    A dataset is read like one of LeRobot v3, with the options of `LerobotReader`. In a single table, `episode_index`
+    with `frame_index` or `index` defines the episodes; bytes of images are decoded, and dots in names are restored
+    after `observation`, `observation.images` and `next`. The newest version of a table is read.
 
-    The newest version of a table is read. It takes the options of `LerobotReader`.
-
-    Raises UsageError without pylance, FormatError for what contradicts itself, CorruptDataError for damage.
+    Raises:
+        UsageError: pylance is not installed.
+        FormatError: the tables contradict each other.
+        CorruptDataError: a table is damaged.
     """
 
     _folder: _Folder | None = None
@@ -275,7 +283,7 @@ class LanceReader(LerobotReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a folder with LeRobot's metadata and Lance tables, or a Lance table."""
+        """Return whether `path` is a folder with LeRobot's metadata and Lance tables, or a Lance table."""
         try:
             return path.is_dir() and (looks_like_lerobot(path, in_lance=True) or is_table(path))
         except (RbtoolError, OSError) as error:
@@ -293,7 +301,7 @@ class LanceReader(LerobotReader):
         require_pylance()
         if self._is_dataset and not is_table(self._frames):
             raise CorruptDataError(
-                f"{self._frames} is missing: it has the rows of the dataset, whose conversion was interrupted",
+                f"{self._frames} is missing: it has the rows of the dataset; its conversion may have been interrupted",
                 hint=FETCH_AGAIN,
             )
         self._process = LanceProcess()
@@ -312,7 +320,7 @@ class LanceReader(LerobotReader):
         names = set(table.schema.names)
 
         def as_stored(feature: Feature) -> Feature:
-            """Pictures of single frames in the table, in place of a video."""
+            """Return a video as images if the table has them as a column."""
             there = feature.name in names or feature.name.replace(".", "_") in names
             return replace(feature, dtype=IMAGE) if feature.dtype == VIDEO and there else feature
 
@@ -323,15 +331,15 @@ class LanceReader(LerobotReader):
     def _metadata_table(self) -> LanceTable:
         table = LanceTable(self._process, self.path / META_TABLE)
         if not {"path", "data"} <= set(table.schema.names):
-            raise FormatError(f"{table.path} has no columns path and data, which have the files of meta")
+            raise FormatError(f"{table.path} has no columns path and data with the files of meta")
         return table
 
     def _packed_metadata(self) -> dict[str, int]:
-        """Return the files in `meta.lance`, by their paths in the dataset, with their rows."""
+        """Return the rows of files in `meta.lance` by their paths in the dataset."""
         table, found = self._metadata_table, dict[str, int]()
         for row, name in enumerate(table.read(["path"], 0, table.rows).column("path").to_pylist()):
             if not isinstance(name, str) or not is_inside(name.removeprefix("meta/")):
-                raise FormatError(f"{table.path} has a file {str(name)[:200]!r}, which would be outside of its folder")
+                raise FormatError(f"{table.path} has a file {str(name)[:200]!r}, which would be outside its folder")
             if found.setdefault(f"meta/{name.removeprefix('meta/')}", row) != row:
                 raise FormatError(f"{table.path} has the file {name!r} twice")
         return found
@@ -345,9 +353,9 @@ class LanceReader(LerobotReader):
         return data
 
     def _unpack_metadata(self) -> None:
-        """Write the metadata to a folder, if they are in their table alone.
+        """Write the metadata to a temporary folder if they are only in their table.
 
-        Only the survey needs them: a worker, which may be ended at any time, makes no folder that it could leave.
+        Only the survey needs this folder; a worker process, which may be killed at any time, would leave it behind.
         """
         if not self._is_dataset or (self.path / INFO).is_file():
             return
@@ -358,7 +366,7 @@ class LanceReader(LerobotReader):
         self._info = replace(self._info, root=self._folder.path)
 
     def _info_of_table(self, table: LanceTable) -> DatasetInfo:
-        """Describe the columns as features."""
+        """Return the metadata of a single table, with features made from its columns."""
         features: dict[str, Feature] = {}
         for one in table.schema:
             name = _dotted(one.name)
@@ -393,7 +401,7 @@ class LanceReader(LerobotReader):
         return Feature(name, stored_form(field.type), tuple(sizes))
 
     def _find_videos(self, *, named: bool = True) -> None:
-        """Have the files of video copied as they are needed."""
+        """Prepare the copying of videos, which happens when they are needed."""
         columns = self._info.visual(VIDEO)
         if not columns or self._images == "skip":
             return
@@ -414,7 +422,7 @@ class LanceReader(LerobotReader):
     # The contract --------------------------------------------------------------------------------
 
     def look(self, progress: Callable[[int], None]) -> FoundDataset:
-        """Look at the table of frames, and at the videos."""
+        """Survey the table of frames and the videos."""
         self._unpack_metadata()
         self._find_videos()
         kind = _DatasetInLance if self._is_dataset else _TableOfFrames
@@ -425,14 +433,14 @@ class LanceReader(LerobotReader):
         found.notes += [*self._notes_on_videos(), *self._notes_on_order()]
         if not self._is_dataset and self._columns:
             found.notes.append(
-                "there are no metadata: dots are put back in names of columns ("
+                "there are no metadata: dots in names of columns are restored ("
                 + ", ".join(f"{column} is {name}" for name, column in list(self._columns.items())[:3])
                 + ("…)" if len(self._columns) > 3 else ")")
             )
         return found
 
     def _notes_on_order(self) -> Iterator[str]:
-        """Compare `index` with the positions of rows, which LeRobot takes for the same."""
+        """Compare `index` with the positions of rows, which LeRobot assumes to be equal."""
         rows, start = LanceRows(self._table, self._columns), 0
         if INDEX not in rows.schema.names:
             return
@@ -442,23 +450,23 @@ class LanceReader(LerobotReader):
                 at = int(odd.argmax())
                 yield (
                     f"row {start + at:,} of {self._frames.name} has index {part[at]:,}: rows were deleted or moved, "
-                    "and LeRobot's reader would take others"
+                    "and LeRobot's own reader would return wrong rows"
                 )
                 return
             start += len(part)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts of the dataset."""
         facts = super().survey(progress)
         documents = {name: _without_storage(data) if name == INFO else data for name, data in facts.documents.items()}
         return replace(facts, source="lance", documents=documents)
 
     def survey_state(self) -> Any:
-        """Return what was found."""
+        """Return the result of the survey, for a reader in another process."""
         return self.found
 
     def take_survey(self, state: Any) -> None:
-        """Take over what was found; videos that are decoded are copied one by one, to files that vanish with them."""
+        """Take over the survey of another process; to decode videos, prepare unnamed copies of them."""
         self._found = state
         if self._images == "decode":
             self._find_videos(named=not _DESCRIPTORS.is_dir())
@@ -467,7 +475,7 @@ class LanceReader(LerobotReader):
         return LanceRows(self._table, self._columns)
 
     def shard_starts(self) -> list[int]:
-        """The first episode: a table is not divided."""
+        """Return the first episode alone: a table is a single part of a stream."""
         return [min(self.found.episodes, default=0)]
 
     def files(self) -> list[Path]:
@@ -492,7 +500,7 @@ class LanceReader(LerobotReader):
 
 
 def _without_storage(data: bytes) -> bytes:
-    """Return `info.json` without the entry that rows are in Lance: they are not, in what is made of them."""
+    """Return `info.json` without `storage_format`, which does not apply to a converted dataset."""
     content = parse_json(data, INFO)
     if isinstance(content, dict) and content.pop("storage_format", None) is not None:
         return (dump_json(content, indent=4) + "\n").encode()

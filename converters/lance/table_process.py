@@ -1,7 +1,7 @@
-"""The process in which pylance reads and writes tables: started by `tables`, which has why.
+"""The process in which pylance reads and writes tables. The module `tables` starts it, and explains why.
 
-Requests are lines of JSON on the standard input: the `path` of a table, what to do with it, and arguments. An answer is
-the length of a line of JSON, the line, and so many bytes as its `bytes` states.
+Requests are lines of JSON on the standard input, with the `path` of a table, what to `do`, and arguments in `with`. An
+answer is the length of its JSON, the JSON, and as many bytes as `bytes` in it states.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ROWS = 1024
 
 
 class Refused(Exception):
-    """A table that refers to what is not in its folder."""
+    """A table refers to files outside its folder."""
 
 
 class Table:
     """The newest version of a table."""
 
     def __init__(self, path: str) -> None:
-        import lance  # in no other process: it is imported here alone
+        import lance  # only this process imports it
 
         self._table = lance.dataset(path)
         if self._table.base_paths():
@@ -38,7 +38,7 @@ class Table:
         self._opened: tuple[str, int, Any] | None = None
 
     def describe(self) -> tuple[dict[str, Any], bytes]:
-        """State the rows, the columns whose bytes are kept apart, and the files; the schema follows."""
+        """Answer with the number of rows, the columns of blobs, and the files; the data is the Arrow schema."""
         fields = [pa.field(one.name, _plain(one.type, one.name in self._blobs)) for one in self._table.schema]
         files = [
             name for fragment in self._table.get_fragments()
@@ -51,7 +51,7 @@ class Table:
         return found, pa.schema(fields).serialize().to_pybytes()
 
     def read(self, names: list[str], start: int, stop: int) -> tuple[dict[str, Any], bytes]:
-        """Send rows `[start, stop)` as an Arrow stream; of bytes kept apart, the bytes."""
+        """Answer with rows `[start, stop)` as an Arrow stream; blobs are included as bytes."""
         for name in self._blobs.intersection(names):
             self._require_own(name, start, stop)
         found = self._scan(names, start, stop, "all_binary")
@@ -63,7 +63,7 @@ class Table:
         return {"rows": found.num_rows}, sink.getvalue().to_pybytes()
 
     def blob(self, name: str, row: int, start: int, size: int) -> tuple[dict[str, Any], bytes]:
-        """Send a part of the bytes of one row."""
+        """Answer with a range of the bytes of one blob."""
         if self._opened is None or self._opened[:2] != (name, row):
             self._require_own(name, row, row + 1)
             [found] = self._table.take_blobs(name, indices=[row])
@@ -81,7 +81,7 @@ class Table:
         ).to_table()  # fmt: skip
 
     def _require_own(self, name: str, start: int, stop: int) -> None:
-        """Refuse bytes that are in another file, which a description names."""
+        """Raise Refused for blobs that are stored in a file outside the table."""
         described = self._scan([name], start, stop, "blobs_descriptions").column(name)
         if pa.types.is_struct(described.type) and described.type.get_field_index("blob_uri") >= 0:
             for value in described.to_pylist():
@@ -90,7 +90,7 @@ class Table:
 
 
 def write_rows(path: str, files: list[str], names: list[str]) -> int:
-    """Write the rows of Parquet files, whose columns get these names, to a new table; return how many there are."""
+    """Write the rows of Parquet files to a new table, with other names of columns; return the number of rows."""
     import lance
     import pyarrow.parquet as pq
 
@@ -104,7 +104,15 @@ def write_rows(path: str, files: list[str], names: list[str]) -> int:
 
 
 def write_files(path: str, files: list[str], column: str, apart: bool, about: dict[str, list[Any]]) -> int:
-    """Write a row for each file to a new table: `about` it, and its bytes, kept apart or not, in a column."""
+    """Write a new table with one row for each file; return the number of rows.
+
+    Args:
+        path: the table.
+        files: the files.
+        column: the name of the column with their bytes.
+        apart: whether the bytes are stored as blobs, apart from the rows.
+        about: the other columns, with one value for each file.
+    """
     import lance
 
     known = pa.table(about)
@@ -142,7 +150,7 @@ def _storage(column: Any) -> Any:
 
 
 def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Answer the requests in a file, one by one."""
+    """Yield the answer to each request in a file, and its data."""
     tables: dict[str, Table] = {}
     while line := requests.readline():
         asked = json.loads(line)
@@ -155,14 +163,14 @@ def answers(requests: BinaryIO) -> Iterator[tuple[dict[str, Any], bytes]]:
             yield getattr(table, asked["do"])(*asked["with"])
         except Refused as error:
             yield {"refused": str(error)}, b""
-        except BaseException as error:  # a panic of Rust derives from nothing else
+        except BaseException as error:  # a panic in Rust is not an Exception
             yield {"broken": " ".join(str(error).split())[:2000]}, b""
 
 
 def serve() -> None:
     """Answer requests on the standard input until there are no more."""
     replies = io.BufferedWriter(io.FileIO(os.dup(1), "w"))
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the library prints must not mix with answers
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # prints of the library must not mix with answers
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

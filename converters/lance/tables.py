@@ -1,7 +1,7 @@
-"""Lance tables, read and written by pylance in a process of its own.
+"""Reads and writes Lance tables with pylance in a separate process.
 
-pylance ends its process where a damaged file makes it panic, and its threads do not survive a fork. So this process
-never imports it: one that does answers requests, and where it ends, the table is named as damaged.
+pylance can abort its process when a damaged file makes it panic, and its threads do not survive a fork. So it is never
+imported here: another process answers requests, and if it ends, the table is reported as damaged.
 """
 
 from __future__ import annotations
@@ -41,20 +41,23 @@ def require_pylance() -> None:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a folder is a Lance table: it has manifests of versions. Raises OSError."""
+    """Return whether a folder is a Lance table, by its manifests of versions. Raises OSError."""
     folder = path / _VERSIONS
     return folder.is_dir() and any(one.suffix == _MANIFEST for one in folder.iterdir())
 
 
 class LanceProcess(Closing):
-    """A process that reads and writes tables; started for the first request, and again after one that ended it."""
+    """A process that reads and writes tables. It is started by the first request, and again after a crash."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def ask(self, path: Path, do: str, *arguments: Any) -> tuple[dict[str, Any], bytes]:
-        """Have something done with a table; CorruptDataError where it is damaged, FormatError where it is refused."""
+        """Send a request about a table, and return the answer and its data.
+
+        Raises CorruptDataError for a damaged table, FormatError for one that refers to files outside its folder.
+        """
         answer, data = self._exchange(path, do, arguments, _SECONDS)
         if "refused" in answer:
             raise FormatError(f"{path}: {answer['refused']}")
@@ -63,7 +66,7 @@ class LanceProcess(Closing):
         return answer, data
 
     def write(self, path: Path, do: str, *arguments: Any) -> int:
-        """Have a new table written; return its rows. OutOfSpaceError where the disk is full."""
+        """Write a new table, and return its number of rows; OutOfSpaceError if the disk is full."""
         try:
             answer, _ = self._exchange(path, do, arguments, _LONGEST_WRITE)
             why = answer.get("broken")
@@ -115,7 +118,7 @@ class LanceProcess(Closing):
         )  # fmt: skip
 
     def close(self) -> None:
-        """End the process; another request starts another one."""
+        """End the process; the next request starts another one."""
         process, self._process = self._process, None
         if process is not None:
             end_process(process)
@@ -126,9 +129,9 @@ def _damaged(path: Path, why: str) -> CorruptDataError:
 
 
 class LanceTable:
-    """The newest version of a table; rows come in order, and deleted ones are not there.
+    """The newest version of a table, with its rows in order and without deleted ones.
 
-    Raises CorruptDataError for a damaged table, FormatError for one that refers to files outside of its folder.
+    Raises CorruptDataError for a damaged table, FormatError for one that refers to files outside its folder.
     """
 
     def __init__(self, process: LanceProcess, path: Path) -> None:
@@ -142,14 +145,14 @@ class LanceTable:
         self._blobs, self._files, self._version = set(found["blobs"]), found["files"], int(found["version"])
 
     def read(self, names: Sequence[str], start: int, stop: int) -> Any:
-        """Read rows `[start, stop)` of these columns as an Arrow table; of bytes kept apart, the bytes."""
+        """Read rows `[start, stop)` of these columns as an Arrow table; blobs are included as bytes."""
         found, data = self._process.ask(self.path, "read", list(names), start, stop)
         if found["rows"] != stop - start:
             raise CorruptDataError(f"{self.path} ends before its row {stop:,}", hint=FETCH_AGAIN)
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
     def copy_bytes(self, name: str, row: int, descriptor: int, target: Path) -> None:
-        """Write the bytes of one row to an open file, a part at a time where they are kept apart."""
+        """Write the bytes of one row to an open file; a blob is copied in parts."""
         if name not in self._blobs:
             value = self.read([name], row, row + 1).column(0)[0].as_py()
             fs.write(descriptor, memoryview(bytes_of(value, f"{self.path}: {name!r}, row {row}")), target)
@@ -164,21 +167,21 @@ class LanceTable:
                 return
             data = self._process.ask(self.path, "blob", name, row, start, _PIECE)[1]
             if not data:
-                raise CorruptDataError(f"{self.path}: {name!r} has fewer bytes in row {row} than it states")
+                raise CorruptDataError(f"{self.path}: {name!r} is shorter in row {row} than it states")
 
     def files(self) -> Iterator[Path]:
-        """The files of this version: its manifest, its rows, and the lists of deleted rows."""
+        """Yield the files of this version: its manifest, its data files, and the lists of deleted rows."""
         for name in (f"{(1 << 64) - 1 - self._version:020}{_MANIFEST}", f"{self._version}{_MANIFEST}"):
             if (self.path / _VERSIONS / name).is_file():
                 yield self.path / _VERSIONS / name
         for name in self._files:
             yield self.path / name
-            apart = (self.path / name).with_suffix("")  # bytes of blobs in files of their own
+            apart = (self.path / name).with_suffix("")  # the folder of blobs in separate files
             yield from (file for file in sorted(apart.rglob("*")) if file.is_file())
 
 
 def bytes_of(value: Any, what: str) -> bytes:
-    """Return a value that has to be bytes; FormatError for another one."""
+    """Return a value that must be bytes; FormatError if it is not."""
     if not isinstance(value, bytes):
         raise FormatError(f"{what} has no bytes")
     return value

@@ -1,4 +1,4 @@
-"""LeRobot's datasets, v2.0, v2.1 and v3.0: Parquet files of frames, with videos."""
+"""Datasets of LeRobot, v2.0, v2.1 and v3.0: Parquet files of frames, with videos."""
 
 from __future__ import annotations
 

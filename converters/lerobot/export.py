@@ -1,11 +1,11 @@
-"""Exports to a dataset of LeRobot, v3.0: `LeRobotDataset("OWNER/NAME", root=DEST)` opens it.
+"""Exports to LeRobot v3.0; `LeRobotDataset("OWNER/NAME", root=DEST)` opens the result.
 
     meta/info.json, stats.json, tasks.parquet, episodes/chunk-000/file-000.parquet
-    data/chunk-000/file-000.parquet     one row a step, of whole episodes
-    videos/KEY/chunk-000/file-000.mp4   videos that the dataset keeps, as they are
+    data/chunk-000/file-000.parquet     one row per step, of whole episodes
+    videos/KEY/chunk-000/file-000.mp4   the kept videos of the dataset, unchanged
 
-Images are stored in the rows as PNG, and maps of depths as TIFF, without loss. There is no row for the observation
-after the last step of an episode. What comes from LeRobot goes back as it was.
+Images are stored in the rows without loss, as PNG, and depth maps as TIFF. The observation after the last step of an
+episode has no row. Names, types and metadata of a dataset that was converted from LeRobot are restored.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ _OWN = (
     (INDEX, "int64"),
     (TASK_INDEX, "int64"),
 )
-"""The columns of every dataset, which are made again, but for time stamps of LeRobot."""
+"""Columns of every dataset, which the export makes anew, except time stamps that came from LeRobot."""
 _FRAME, _STAMP = ("frame",), (TIMESTAMP,)
 MADE: frozenset[Key] = frozenset({_FRAME, _STAMP, (TASK_INDEX,), ("info", INDEX)})
 _OBSERVATION, _IMAGES = "observation", ("observation", "image")
 _CHANNELS = frozenset({1, 3, 4})
 _DEPTHS = ("uint16", "float32")
-"""The element types of maps of depths."""
+"""The element types of depth maps."""
 _FLAGS: dict[Key, str] = {
     NEXT_DONE: "next.done", NEXT_TERMINATED: "next.terminated", NEXT_TRUNCATED: "next.truncated",
 }  # fmt: skip
@@ -93,7 +93,11 @@ _FLAGS: dict[Key, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ExportFeature:
-    """A feature with the leaf that it is made of. `channels_first` is about images; those are written otherwise."""
+    """A feature and the leaf that it is made of.
+
+    `shape` is the shape of a row as it is written, an image always with channels last; `channels_first` states that the
+    leaf has channels first.
+    """
 
     name: str
     kind: Kind
@@ -117,16 +121,16 @@ class ExportFeature:
 
     @property
     def is_stated_as(self) -> tuple[str, list[int]]:
-        """Element type and shape as LeRobot's metadata have them."""
+        """Element type and shape that LeRobot's metadata state for such a leaf."""
         image = (*self.shape[2:], *self.shape[:2]) if self.channels_first else self.shape
         dtype = {"text": "string", "numbers": self.column.field.dtype}.get(self.kind, self.kind)
         return dtype, list(image or (1,))
 
 
 def _features_of(fields: tuple[Field, ...], names: Mapping[str, str]) -> tuple[list[ExportFeature], list[Dropped]]:
-    """Lay out fields as features; return also what is left out. SchemaError where two would have one name.
+    """Return the features for the fields of a dataset, and the leaves that are left out.
 
-    `names` are those that LeRobot's metadata have, by the names of keys.
+    `names` are the original names of features, by the names of keys. Raises SchemaError if two would have one name.
     """
     states, references = set(state_keys(fields)), set(reference_keys(fields))
     found: list[ExportFeature] = []
@@ -136,7 +140,7 @@ def _features_of(fields: tuple[Field, ...], names: Mapping[str, str]) -> tuple[l
         if key in MADE or key == EPISODE or (key[0] == NEXT and key[1:] in states):
             continue
         if key in SINGLETONS:
-            dropped.append(Dropped(column.field.name, "flags and rewards at the root do not belong to the step"))
+            dropped.append(Dropped(column.field.name, "flags and rewards at the root belong to the step before"))
             continue
         if column.field.dtype in ("bfloat16", "complex64", "complex128"):
             raise SchemaError(f"{column.field.name} is {column.field.dtype}, which LeRobot does not have")
@@ -189,21 +193,24 @@ _ROW_BYTES, _GROUP_BYTES = 40, 8 << 20
 _LARGEST = (1 << 63) - 1
 _MOST_FPS = 1e6
 _PART = re.compile(r"(?P<key>.+)\[(?P<first>[0-9]+)(?::(?P<stop>[0-9]+))?\]")
-"""Where a column is in a vector, as `renamed_keys` state it: `observation[0]`, or `observation[0:3]`."""
+"""The place of a column in a joined vector, in `renamed_keys`: `observation[0]` or `observation[0:3]`."""
 _OLD_TOTALS = ("total_videos", "total_chunks")
-"""What `info.json` of v3 does not have."""
+"""Entries of `info.json` that v3 does not have."""
 _LASTING = frozenset({"subtask", "plan", "memory", "motion"})
-"""Styles of language of which the newest one holds, until the next."""
+"""Styles of annotations that hold until the next one of the same style."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Consecutive episodes of the export: the first has the number `position`, its first row the index `start`."""
+    """Consecutive episodes that are written together.
+
+    The first has the number `position` in the export, and its first row the index `start`.
+    """
 
     position: int
     start: int
     bounds: tuple[tuple[int, int], ...]
-    """Where the rows of each are in the dataset, half-open."""
+    """The rows `[start, stop)` of each episode in the dataset that is exported."""
 
     @property
     def lengths(self) -> Array:
@@ -211,7 +218,7 @@ class _Block:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where all rows are, in as few ranges as possible."""
+        """All rows in as few ranges as possible."""
         found: list[tuple[int, int]] = []
         for first, stop in self.bounds:
             if found and found[-1][1] == first:
@@ -222,7 +229,7 @@ class _Block:
 
 
 class LerobotExporter(Sink):
-    """Writes LeRobot v3.0: rows in Parquet files of about 100 MB, and kept videos as they are."""
+    """Writes a dataset in the format LeRobot v3.0: rows in Parquet files of about 100 MB, and unchanged kept videos."""
 
     keeps_videos = True
     option_names = frozenset({"fps", "names", "robot_type", "modality"})
@@ -241,7 +248,7 @@ class LerobotExporter(Sink):
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has `meta/info.json` as an export writes it, and nothing of others next to it."""
+        """Return whether rbtool wrote the folder, by `meta/info.json`, and nothing else is in it."""
         try:
             names = {entry.name for entry in path.iterdir()}
             document = json.loads(read_regular(path / INFO))
@@ -250,7 +257,7 @@ class LerobotExporter(Sink):
             return False
 
     def prepare(self) -> None:
-        """Lay out the features, and refuse what LeRobot does not have."""
+        """Choose the features, and refuse data that LeRobot cannot store."""
         named = self.chosen.reader.manifest.renamed_keys
         names = {key: name for name, key in named.items()} if self._stated else {}
         features, dropped = _features_of(self.chosen.fields, names)
@@ -267,24 +274,24 @@ class LerobotExporter(Sink):
         known = int((self.chosen.table.final != Final.REPEATED).sum())
         if known:
             self.notes.append(
-                f"the observation after the last step of {counted(known, 'episode')} is left out: LeRobot has no row "
-                "for it"
+                f"the observation after the last step of {counted(known, 'episode')} is left out: LeRobot does not "
+                "store it"
             )
         self._state_texts()
         if self._language is None and not all(self._tasks_of(position) for position in range(count)):
             self.notes.append(f"episodes without the text {TASK} have the task {self.name!r}")
         self._number_tasks()
         if SUBTASK_INDEX in self._entries() and SUBTASKS not in self._documents:
-            self.notes.append(f"the texts that {SUBTASK_INDEX} counts are not known, or differ between merged datasets")
+            self.notes.append(f"the texts of {SUBTASK_INDEX} are not known, or differ between merged datasets")
         self._groups = self._modality()
 
     def _state_rate(self) -> None:
-        """Find the rate, and whether time stamps are kept, as LeRobot's are if the rate stays."""
+        """Find the frame rate, and decide whether time stamps are kept: those of LeRobot are, at an unchanged rate."""
         source = self._source_info.get("fps")
         stated = self.options.get("fps", source)
         known = isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= _MOST_FPS
         if not known and "fps" in self.options:
-            raise UsageError(f"--fps is {stated!r}, expected a number of steps a second")
+            raise UsageError(f"--fps is {stated!r}, expected a number of steps per second")
         self._fps = float(stated) if known and stated is not None else 1.0
         if not known:
             self.notes.append("the rate of steps is not known: fps is 1, and timestamps count steps (--fps states it)")
@@ -293,15 +300,15 @@ class LerobotExporter(Sink):
         self._keeps_stamps = stamps is not None and is_floating(stamps.dtype) and _FRAME in fields and stated == source
         if not self._source_info:
             made = [key_name(one.key) for one in self.chosen.fields if one.key in MADE]
-            self.dropped += [Dropped(one, "LeRobot's column of that name is made again") for one in made]
+            self.dropped += [Dropped(one, "the export makes LeRobot's column of that name anew") for one in made]
         elif stamps is not None:
             changed = sum(int((~self._unbroken(one)).sum()) for one in self._blocks()) if self._keeps_stamps else -1
             if changed:
                 which = f"of {counted(changed, 'episode')}, which lack rows," if changed > 0 else "of the other rate"
-                self.notes.append(f"time stamps {which} are made again: they count steps")
+                self.notes.append(f"time stamps {which} are made anew: they count steps")
 
     def _unbroken(self, block: _Block) -> Array:
-        """Whether the frames of each episode follow one another, as they were recorded."""
+        """Return for each episode whether its frames are consecutive, as they were recorded."""
         frames, lengths = self._read(_FRAME, block.spans), block.lengths
         starts = np.cumsum(lengths) - lengths
         expected = np.repeat(frames[starts], lengths) + np.arange(len(frames)) - np.repeat(starts, lengths)
@@ -309,9 +316,10 @@ class LerobotExporter(Sink):
         return found
 
     def _unstated_flags(self) -> set[str]:
-        """The flags that LeRobot's metadata do not state, where those that they do state say the same.
+        """Return the flags that the source did not have, if the export does not need them.
 
-        A reader takes `next.done` as a termination, and ends episodes without any flag truncated.
+        A reader takes `next.done` (or success at the end) as a termination, and episodes without flags as truncated. If
+        that gives the flags of this dataset, it is written with the flags of its source alone.
         """
         self._flag_keys = {name: key for key, name in _FLAGS.items()}
         there = self._stated.keys() & self._flag_keys.keys()
@@ -332,7 +340,7 @@ class LerobotExporter(Sink):
         return self._flag_keys.keys() - there
 
     def _state_texts(self) -> None:
-        """Find the texts of episodes that are columns of LeRobot: text, and language."""
+        """Find the texts of episodes that were columns in LeRobot: texts and annotations."""
         texts = self.chosen.text or []
         for name, entry in self._stated.items():
             if entry.get("dtype") == "string" and name != TASK and texts and all(name in one for one in texts):
@@ -342,11 +350,11 @@ class LerobotExporter(Sink):
                 self._spoken[name] = pa.array(values or [[]]).type
 
     def _said(self, name: str, position: int) -> Said:
-        """What an episode has as language."""
+        """Return the annotations of an episode."""
         return parse_said((self.chosen.text or [])[position].get(name, "[]"), name)
 
     def _refuse_large_numbers(self) -> None:
-        """Raise SchemaError for a number that LeRobot cannot read: it makes int64 of uint64."""
+        """Raise SchemaError for numbers that LeRobot cannot read, since it turns uint64 into int64."""
         for one in self._features:
             if one.kind != "numbers" or one.column.field.dtype != "uint64":
                 continue
@@ -364,7 +372,7 @@ class LerobotExporter(Sink):
 
     @cached_property
     def _source_info(self) -> Mapping[str, Any]:
-        """LeRobot's `info.json`; of datasets that were merged, what theirs have in common."""
+        """The `info.json` of the source; of merged datasets, the entries that all sources have in common."""
         names = [name for name in sorted(self._documents) if name == INFO or name.endswith(f"/{INFO}")]
         known = [one for name in names if isinstance(one := parse_json(self._documents[name], name), dict)]
         if not known or len(known) < len(names):
@@ -378,18 +386,18 @@ class LerobotExporter(Sink):
 
     @cached_property
     def _stated(self) -> Mapping[str, Mapping[str, Any]]:
-        """The features of LeRobot's metadata."""
+        """The features in the `info.json` of the source."""
         found = self._source_info.get("features")
         known = found.items() if isinstance(found, dict) else ()
         return {name: entry for name, entry in known if isinstance(entry, dict)}
 
     def size(self) -> int:
-        """Bytes of the rows and of the videos."""
+        """Return the bytes of rows and videos."""
         videos = [one for name, one in self.chosen.reader.videos().items() if name.endswith(VIDEO_SUFFIX)]
         return super().size() + sum(one.stat().st_size for one in videos if isinstance(one, Path))
 
     def _tasks_of(self, position: int) -> list[str]:
-        """The tasks of the rows of an episode, in the order in which they begin; none where no text states them."""
+        """Return the distinct tasks of an episode in the order in which they begin; empty if no text states them."""
         first, stop = self.chosen.episode(position)
         if self._language is not None:
             return list(dict.fromkeys(self._instructions(first, stop)))
@@ -401,15 +409,16 @@ class LerobotExporter(Sink):
         return list(dict.fromkeys(known[number] for number in numbers.tolist()))
 
     def _several_tasks(self, position: int) -> tuple[dict[int, str], Array]:
-        """The tasks of an episode that has several, by `task_index`, and which of them each row has.
+        """Return the tasks of an episode with several ones, by `task_index`, and the `task_index` of each row.
 
-        A list has them in the order in which they began when it was made, which is not known where rows are gone since.
+        If the text is a list, its tasks are in the order in which they began in the source. They can be matched to
+        numbers only while the episode has all its rows; SchemaError if rows were removed.
         """
         first, stop = self.chosen.episode(position)
         stated = parse_json((self.chosen.text or [])[position][TASKS], TASKS)
         there = {field.key for field in self.chosen.fields}
         if (TASK_INDEX,) not in there:
-            raise SchemaError("episodes have several tasks, and no task_index states which of them a row has")
+            raise SchemaError("episodes have several tasks, and there is no task_index to tell which one a row has")
         numbers = self.chosen.reader.read((TASK_INDEX,), first, stop)
         seen = list(dict.fromkeys(numbers.tolist()))
         if isinstance(stated, list):
@@ -420,14 +429,14 @@ class LerobotExporter(Sink):
         if missing := [number for number in seen if number not in known]:
             tasks = (self.chosen.text or [])[position][TASKS]
             raise SchemaError(
-                f"which tasks the rows of episode {position} have is not known: task_index has {missing[0]}, and the "
+                f"the tasks of the rows of episode {position} are not known: task_index has {missing[0]}, and the "
                 f"tasks are {tasks}",
                 hint=f"give it one task: rbtool preprocess DATASET --task {position}=TEXT --dest DEST",
             )
         return known, numbers
 
     def _number_tasks(self) -> None:
-        """Number the tasks as LeRobot's metadata do, less those that no row has; annotations keep all numbers."""
+        """Number the tasks in the order of the source, without unused ones, unless annotations refer to the numbers."""
         stated = stated_tasks(self._documents)
         used = dict.fromkeys(
             task for position in range(len(self.chosen.table)) for task in self._tasks_of(position) or [self.name]
@@ -438,7 +447,7 @@ class LerobotExporter(Sink):
         self._tasks = {task: number for number, task in enumerate(dict.fromkeys([*known, *used]))}
 
     def _instructions(self, start: int, stop: int) -> list[str]:
-        """The tasks of rows of the dataset, where each row states its own."""
+        """Return the task of each row, for a dataset in which each row states its own."""
         assert self._language is not None
         assert self._language.length is not None
         rows, lengths = (
@@ -447,7 +456,7 @@ class LerobotExporter(Sink):
         return decoded(rows, lengths, self._language.field.name)
 
     def _entries(self) -> dict[str, dict[str, Any]]:
-        """The features in `info.json`: as LeRobot's metadata have them, where element type and shape are the same."""
+        """Return the features for `info.json`; entries of the source are kept if element type and shape still agree."""
         given = _names_given(self.options.get("names") or ())
         found: dict[str, dict[str, Any]] = {}
         for one in self._features:
@@ -465,7 +474,7 @@ class LerobotExporter(Sink):
             stated = found.get(name, {}).get("shape")
             if stated != [len(names)]:
                 vectors = [one for one, entry in found.items() if len(entry["shape"]) == 1 and one not in dict(_OWN)]
-                what = "is not one of them" if stated is None else f"has the shape {stated}"
+                what = "is not a feature" if stated is None else f"has the shape {stated}"
                 raise UsageError(
                     f"--names has {len(names)} names for {name}, which {what}", hint=f"there are {', '.join(vectors)}"
                 )
@@ -485,7 +494,7 @@ class LerobotExporter(Sink):
         return next(one.dtype for one in self.chosen.fields if one.key == _STAMP) if self._keeps_stamps else "float32"
 
     def _names_of(self, one: ExportFeature) -> object:
-        """The names of the axes of an image, or of the numbers of a row, which joined columns have."""
+        """Return the names of the axes of an image, or of the elements of a vector that was joined from columns."""
         if one.kind != "numbers" or len(one.shape) != 1:
             return one.document()["names"]
         found: dict[int, str] = {}
@@ -499,7 +508,7 @@ class LerobotExporter(Sink):
         return [found[at] for at in range(one.shape[0])] if found.keys() == set(range(one.shape[0])) else None
 
     def _modality(self) -> bytes | None:
-        """`meta/modality.json` for GR00T: the file that the options name, or the source's; it has to fit."""
+        """Return `meta/modality.json` for GR00T, from the option or the source; it must fit the features."""
         chosen = self.options.get("modality")
         if chosen is None:
             data = self._documents.get(_MODALITY)
@@ -520,7 +529,7 @@ class LerobotExporter(Sink):
 
     @classmethod
     def statistics_of(cls, path: Path) -> tuple[int, int, dict[str, Any]]:
-        """Return the steps and episodes of a dataset, ours or of LeRobot, and what its `stats.json` should have."""
+        """Return the steps, the episodes, and the contents of `stats.json` of a dataset of rbtool or of LeRobot."""
         if LerobotReader.recognises(path):
             with LerobotReader(path, options={"images": "decode"}, final_step="repeat") as reader:
                 facts = reader.facts()
@@ -544,7 +553,7 @@ class LerobotExporter(Sink):
         return self._totals(pictures | videos.totals)
 
     def _totals(self, pictures: Mapping[str, PictureCounts]) -> dict[str, dict[str, Any]]:
-        """Return what `stats.json` has; a feature with a number that is never finite is left out."""
+        """Return the contents of `stats.json`; a feature with a number that is never finite is left out."""
         found: dict[str, Any] = {}
         for one in self._features:
             if one.name in pictures:
@@ -560,7 +569,7 @@ class LerobotExporter(Sink):
             yield self._own_column(block, name)[:, None]
 
     def _values(self, one: ExportFeature) -> Iterator[Array]:
-        """Yield the rows of numbers, `[n, width]`."""
+        """Yield all rows of a feature of numbers in chunks `[n, width]`."""
         for rows in self.chosen.chunks(self._flag_keys.get(one.name, one.key), one.column.bytes):
             yield rows.reshape(len(rows), -1)
 
@@ -570,7 +579,7 @@ class LerobotExporter(Sink):
         return np.moveaxis(values, 1, -1) if one.channels_first else values
 
     def _no_pictures(self) -> dict[str, PictureCounts]:
-        """Counts of the values of the images in rows, which are to be filled."""
+        """Return empty counts of the pixels of each feature with images in rows."""
         images = [one for one in self._features if one.kind == IMAGE]
         return {one.name: PictureCounts.of(one.column.field.dtype, one.shape[2]) for one in images}
 
@@ -578,7 +587,7 @@ class LerobotExporter(Sink):
         return _Videos(self.chosen, [one for one in self._features if one.kind == VIDEO], self._fps)
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write rows, videos and, last, the metadata."""
+        """Write rows, then videos, and the metadata last."""
         fs.make_folder((target / _EPISODES).parent)
         videos, pictures = self._open_videos(), self._no_pictures()
         with ExitStack() as opened:
@@ -603,7 +612,7 @@ class LerobotExporter(Sink):
         self._write_metadata(target, self._totals(pictures | videos.totals), videos)
 
     def _blocks(self) -> Iterator[_Block]:
-        """Yield all episodes, as many at a time as have about 8 MB of rows."""
+        """Yield all episodes in blocks of about 8 MB of rows, or of one longer episode."""
         size = max(1, sum(field.row_bytes for field in self.chosen.fields))
         bounds: list[tuple[int, int]] = []
         rows = start = 0
@@ -618,7 +627,7 @@ class LerobotExporter(Sink):
             yield _Block(len(self.chosen.table) - len(bounds), start, tuple(bounds))
 
     def _files(self) -> Iterator[list[_Block]]:
-        """Yield the episodes of each file of rows."""
+        """Yield the blocks of episodes of each file of rows."""
         row = _ROW_BYTES + sum(one.column.bytes for one in self._features)
         found: list[_Block] = []
         size = 0
@@ -649,7 +658,10 @@ class LerobotExporter(Sink):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _pieces(self, block: _Block) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-        """Yield ranges of rows of about 8 MB, with the row of the block where they begin: all, but of long episodes."""
+        """Yield the rows of a block, all at once or, of one long episode, in parts of about 8 MB.
+
+        Each part is its first row in the block, and ranges of rows in the dataset.
+        """
         size = max(1, sum(field.row_bytes for field in self.chosen.fields))
         rows = max(1, _GROUP_BYTES // size)
         if len(block.bounds) > 1:
@@ -660,7 +672,7 @@ class LerobotExporter(Sink):
             yield low - first, [(low, min(low + rows, stop))]
 
     def _tables(self, block: _Block, pictures: Mapping[str, _BlockPictures]) -> Iterator[tuple[Any, int]]:
-        """Yield the rows of episodes, and how many bytes they are here."""
+        """Yield the rows of a block as Arrow tables, each with its number of bytes in the dataset."""
         size = sum(field.row_bytes for field in self.chosen.fields)
         own, said = self._own(block), self._words_of(block)
         for at, piece in self._pieces(block):
@@ -681,7 +693,7 @@ class LerobotExporter(Sink):
             yield pa.Table.from_arrays(arrays, schema=self._schema), size * count
 
     def _flat(self, one: ExportFeature, spans: Iterable[tuple[int, int]]) -> Array:
-        """Read numbers, `[n, width]`."""
+        """Read rows of a feature of numbers, `[n, width]`."""
         values = self._read(self._flag_keys.get(one.name, one.key), spans)
         return values.reshape(len(values), -1)
 
@@ -690,7 +702,7 @@ class LerobotExporter(Sink):
             yield self._flat(one, piece)
 
     def _statistics_of(self, block: _Block) -> dict[str, Statistics]:
-        """The statistics of the numbers of each episode."""
+        """Return the statistics of all features of numbers, for each episode."""
         found, own = {}, self._own(block)
         pieces = [piece for _, piece in self._pieces(block)]
         for one in self._features:
@@ -702,7 +714,7 @@ class LerobotExporter(Sink):
         return found | {name: of_episodes(own[name][:, None], block.lengths) for name, _ in _OWN}
 
     def _own(self, block: _Block) -> dict[str, Array]:
-        """The columns that every dataset has."""
+        """Return the columns that every dataset of LeRobot has."""
         return {name: self._own_column(block, name) for name, _ in _OWN}
 
     def _own_column(self, block: _Block, name: str) -> Array:
@@ -721,16 +733,16 @@ class LerobotExporter(Sink):
         made: Array = (frames / self._fps).astype(self._stamp_type)
         if not self._keeps_stamps:
             return made
-        # Episodes that lost their first rows begin at 0.
+        # The time stamps of an episode that lost its first rows are moved, so that it begins at 0.
         stored, first = self._read(_STAMP, block.spans), np.repeat(self._read(_FRAME, block.spans)[starts], lengths)
         moved = np.where(first == 0, stored, stored - first / self._fps)
-        # After a change of rate, frames may count from another time than time stamps: these are then made again.
+        # After a change of rate, frame numbers may no longer agree with time stamps: these are then made anew.
         fits = self._unbroken(block) & (np.abs(moved[starts] - stored[starts] * (first[starts] == 0)) < 0.5 / self._fps)
         found: Array = np.where(np.repeat(fits, lengths), moved, made).astype(self._stamp_type)
         return found
 
     def _words_of(self, block: _Block) -> list[Any]:
-        """The columns of the texts and of the language of episodes."""
+        """Return the columns of texts and annotations, one value for each row."""
         texts = self.chosen.text or []
         found = []
         for name in self._texts:
@@ -753,19 +765,19 @@ class LerobotExporter(Sink):
         return found
 
     def _times(self, block: _Block) -> Array:
-        """When rows begin in the dataset, in seconds."""
+        """Return the times of rows in the dataset, in seconds."""
         if any(one.key == _STAMP for one in self.chosen.fields):
             return self._read(_STAMP, block.spans).reshape(-1).astype(np.float64)
         return self._read(_FRAME, block.spans) / self._fps
 
     def _shifts(self, block: _Block) -> list[float]:
-        """How much earlier the rows of each episode are than in the dataset, in seconds."""
+        """Return by how many seconds the times of each episode are moved towards 0."""
         starts = np.cumsum(block.lengths) - block.lengths
         found: list[float] = (self._times(block) - self._own_column(block, TIMESTAMP))[starts].tolist()
         return found
 
     def _task_numbers(self, position: int, first: int, stop: int) -> Array:
-        """The number of the task of each row."""
+        """Return the number of the task of each row."""
         if self._language is not None:
             return np.array([self._tasks[one] for one in self._instructions(first, stop)], np.int64)
         tasks = self._tasks_of(position) or [self.name]
@@ -777,7 +789,7 @@ class LerobotExporter(Sink):
     def _episodes_of(
         self, block: _Block, place: Mapping[str, int], videos: _Videos, pictures: Mapping[str, _BlockPictures]
     ) -> Any:
-        """What the metadata state about episodes, a row each."""
+        """Return the metadata of episodes as a table with one row for each."""
         lengths, count = block.lengths, len(block.bounds)
         starts = block.start + np.cumsum(lengths) - lengths
         positions = range(block.position, block.position + count)
@@ -807,7 +819,7 @@ class LerobotExporter(Sink):
         if videos.apart > TOLERANCE:
             self.notes.append(
                 f"frames are up to {1000 * videos.apart:.2g} ms from the times of their rows, and LeRobot refuses more "
-                f"than tolerance_s, {TOLERANCE} by default (rbtool preprocess --encode av1 makes videos of the rows)"
+                f"than tolerance_s, {TOLERANCE} by default (rbtool preprocess --encode av1 makes new videos)"
             )
         _write_table(target / "meta" / "tasks.parquet", _task_table(self._tasks))
         features = self._entries()
@@ -842,7 +854,7 @@ _PLACE = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 
 
 class _RowGroups:
-    """Writes tables as groups of rows of about 8 MB."""
+    """Collects tables, and writes them in row groups of about 8 MB."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -852,7 +864,7 @@ class _RowGroups:
         return self
 
     def add(self, table: Any) -> None:
-        """Write a table, at once or later."""
+        """Add a table; it is written once enough rows are waiting."""
         self._waiting.append(table)
         if sum(one.nbytes for one in self._waiting) >= _GROUP_BYTES:
             self._write()
@@ -868,7 +880,7 @@ class _RowGroups:
 
 
 class _BlockPictures:
-    """Counts of the values of sampled images of each episode of a block; `total` gets all of them."""
+    """Counts the pixels of sampled images for each episode of a block, and adds them to `total`."""
 
     def __init__(self, total: PictureCounts, block: _Block) -> None:
         self._total = total
@@ -879,7 +891,7 @@ class _BlockPictures:
         self._owners = np.repeat(np.arange(len(frames)), sizes)
 
     def add(self, images: Array, at: int) -> None:
-        """Take images into account, the first of which is the row `at` of the block."""
+        """Add images, of which the first is row `at` of the block; only sampled ones are counted."""
         there = (self._frames >= at) & (self._frames < at + len(images))
         for owner in np.unique(self._owners[there]).tolist():
             part = self._total.empty()
@@ -888,13 +900,13 @@ class _BlockPictures:
             self._total.merge(part)
 
     def statistics(self) -> Statistics:
-        """The statistics of each episode."""
+        """Return the statistics of each episode."""
         found = [one.statistics() for one in self._parts]
         return {name: np.stack([one[name] for one in found]) for name in NAMES}
 
 
 class _Videos:
-    """The kept videos that episodes refer to, numbered in the order of their first use, by feature."""
+    """The kept videos that episodes refer to; those of a feature are numbered in the order of their first use."""
 
     def __init__(self, chosen: Chosen, features: list[ExportFeature], fps: float) -> None:
         self._chosen, self._features, self._fps = chosen, features, fps
@@ -904,17 +916,20 @@ class _Videos:
         self._indexes: dict[int, VideoIndex] = {}
         self.totals: dict[str, PictureCounts] = {}
         self.apart = 0.0
-        """How far frames are from the times of their rows, in seconds, at most."""
+        """The largest distance in seconds between a frame and the time of its row."""
 
     def of(self, position: int, first: int, stop: int) -> tuple[dict[str, dict[str, Any]], dict[str, Statistics]]:
-        """Return what the metadata state about the videos of an episode: the places, and the statistics of frames."""
+        """Return the places of an episode in its videos, and the statistics of its frames, by feature.
+
+        LeRobot finds frames by time alone. Raises SchemaError if it would find another frame for a row.
+        """
         found: dict[str, dict[str, Any]] = {}
         statistics: dict[str, Statistics] = {}
         for one in self._features:
             rows = self._chosen.reader.read(one.key, first, stop)
             ids, frames = np.unique(rows[:, 0]).tolist(), rows[:, 1]
             if len(ids) != 1:
-                raise SchemaError(f"episode {position} refers to {len(ids)} videos of {one.name}, LeRobot has one")
+                raise SchemaError(f"episode {position} refers to {len(ids)} videos of {one.name}, LeRobot allows one")
             index = self._index(ids[0])
             times = index.times
             if not (frames.min() >= 0 and frames.max() < len(times)):
@@ -925,8 +940,8 @@ class _Videos:
             self.apart = max(self.apart, float(drift.max()))
             if ((drift >= 0.5 / self._fps) | (drift > least + 1e-6)).any():
                 raise SchemaError(
-                    f"episode {position} has frames of {one.name} that are not {self._fps:g} a second, and by its time "
-                    "a row would have the frame of another",
+                    f"episode {position} has frames of {one.name} that are not 1 / {self._fps:g} s apart; LeRobot "
+                    "finds frames by time, and would read the frame of another row",
                     hint="rbtool preprocess DATASET --encode av1 --dest DEST makes videos of the rows' frames",
                 )
             number = self._numbers[one.name].setdefault(ids[0], len(self._numbers[one.name]))
@@ -961,7 +976,7 @@ class _Videos:
         return self._indexes[number]
 
     def described(self, rate: float) -> dict[str, dict[str, Any]]:
-        """Return the shape of each feature and what there is to say about its first video."""
+        """Return the shape of each feature, and the description of its first video for `info.json`."""
         found = {}
         for name, numbers in self._numbers.items():
             with require_pyav().open(str(self._file(next(iter(numbers))))) as container:
@@ -983,7 +998,7 @@ class _Videos:
         return found
 
     def write(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Copy the files."""
+        """Copy the videos to the export."""
         for name, numbers in self._numbers.items():
             for identity, number in numbers.items():
                 place = {"chunk_index": number // _CHUNK, "file_index": number % _CHUNK}
@@ -999,11 +1014,14 @@ class _Videos:
 
 
 _NEAR = 1e-6
-"""Seconds by which rounding moves times."""
+"""Rounding error of times, in seconds."""
 
 
 def _moved(said: list[Any], shift: float) -> list[Any]:
-    """What is said, with times that are so many seconds earlier; of what held before the first row, the newest."""
+    """Return annotations with times moved `shift` seconds earlier.
+
+    Of lasting annotations from before the first row, only the newest is kept, at time 0.
+    """
     if not shift or not all(isinstance(one, dict) and "timestamp" in one for one in said):
         return said
     found: list[Any] = []
@@ -1021,7 +1039,7 @@ def _moved(said: list[Any], shift: float) -> list[Any]:
 
 
 def _names_given(pairs: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of numbers by feature from pairs like `action=x,y,z`."""
+    """Parse pairs like `action=x,y,z` into the names of the elements of each feature."""
     found = {}
     for pair in pairs:
         name, equals, names = pair.partition("=")
@@ -1073,7 +1091,7 @@ def _arrow_type(feature: ExportFeature) -> Any:
 
 
 def _numbers(values: Array, shape: tuple[int, ...]) -> Any:
-    """Lay rows out as LeRobot does: a vector of one number is a plain column."""
+    """Return rows in LeRobot's layout, where a vector of one number is a plain column."""
     if len(shape) > 1:
         return nested(values.reshape(len(values), *shape))
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
@@ -1081,7 +1099,7 @@ def _numbers(values: Array, shape: tuple[int, ...]) -> Any:
 
 
 def _encoded(images: Array) -> Any:
-    """Encode images without loss: as PNG, and maps of depths as TIFF."""
+    """Encode images without loss, as PNG, and depth maps as TIFF."""
     from PIL import Image  # needed only where there are images
 
     found = []
@@ -1094,7 +1112,7 @@ def _encoded(images: Array) -> Any:
 
 
 def _task_table(tasks: Mapping[str, int]) -> Any:
-    """The tasks by number; their texts are the index for pandas, as lerobot looks them up."""
+    """Return the table of tasks; its metadata make the texts the index in pandas, as lerobot expects."""
     kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     entries = [
         {"name": name, "field_name": name, "pandas_type": pandas, "numpy_type": numpy, "metadata": None}

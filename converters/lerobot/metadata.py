@@ -1,7 +1,7 @@
-"""The folder `meta` of a LeRobot dataset, and its features as fields of TED.
+"""Reads the folder `meta` of a LeRobot dataset, and maps its features to fields of TED.
 
-`info.json` states the version, file names and features. Episodes and tasks are JSON lines in v2.0 and v2.1, Parquet
-files in v3.0.
+`info.json` states the version, the templates of file names, and the features. Episodes and tasks are JSON lines in
+v2.0 and v2.1, and Parquet files in v3.0.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..files.images import Images
 INFO = "meta/info.json"
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 FRAMES_TABLE, VIDEOS_TABLE, META_TABLE = "frames.lance", "videos.lance", "meta.lance"
-"""Lance tables in place of the files of rows, of videos, and of metadata."""
+"""Lance tables that replace the files of rows, the videos, and the metadata."""
 _IN_LANCE = re.compile(rb'"storage_format"\s*:\s*"lance"')
 IMAGE, VIDEO, SPOKEN = "image", "video", "language"
 _POINTER = b"version https://git-lfs"
@@ -43,15 +43,15 @@ _MOST_DIMENSIONS = 8
 _LARGEST = 1 << 28
 _DEEPEST = 1e9
 _MOST_METRES = 65.535
-"""What uint16 holds in millimetres."""
+"""The largest depth that uint16 can hold in millimetres."""
 _FIELDS = frozenset({"episode_chunk", "episode_index", "chunk_index", "file_index", "video_key"})
 _FOLDERS = ("videos", "video")
-"""The folder of videos, and the name that some recorders give it."""
+"""The folder of videos, and the name that some recorders use instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature as `info.json` states it: `names` name the dimensions of an image, from the outermost on."""
+    """A feature in `info.json`; `names` are the dimensions of an image, outermost first."""
 
     name: str
     dtype: str
@@ -59,7 +59,7 @@ class Feature:
     names: tuple[str, ...] = ()
     is_depth: bool = False
     depth: DepthCode | None = None
-    """What the values of frames are, in a video of depths."""
+    """How the values of frames encode depths, in a video of depths."""
 
     @property
     def is_visual(self) -> bool:
@@ -69,7 +69,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What `info.json` states. `episodes` and `frames` are its totals, None where it has none."""
+    """The contents of `info.json`. `episodes` and `frames` are its totals, None if not stated."""
 
     root: Path
     version: str
@@ -81,7 +81,7 @@ class DatasetInfo:
     episodes: int | None
     frames: int | None
     videos: Callable[[str], Path] | None = None
-    """Gives the file of a video by its path in the dataset, where it is not there."""
+    """Returns the file of a video by its path in the dataset, for videos that are stored elsewhere (in Lance)."""
 
     def video(self, path: str) -> Path:
         """Return the file of a video, given its path in the dataset."""
@@ -93,15 +93,15 @@ class DatasetInfo:
         return self.version.startswith("v3")
 
     def visual(self, dtype: str) -> list[Feature]:
-        """The features of images in columns, or of those in videos."""
+        """Return the features of images in columns (`image`) or of videos (`video`)."""
         return [feature for feature in self.features.values() if feature.dtype == dtype]
 
     def data_file(self, **numbers: int) -> str:
-        """Name the file of rows for numbers such as `episode_index`, relative to the folder of the dataset."""
+        """Return the path of a file of rows, relative to the dataset, for numbers such as `episode_index`."""
         return _filled(self.data_path, "data_path", numbers)
 
     def video_file(self, **values: Any) -> str:
-        """Name the file of a video; it is in `video/` in place of `videos/` where only that folder is there."""
+        """Return the path of a video, relative to the dataset; in `video/` if that folder exists and `videos/` not."""
         if self.video_path is None:
             raise FormatError(f"{self.root / INFO} has features in videos, and no video_path")
         name = _filled(self.video_path, "video_path", values)
@@ -117,9 +117,9 @@ class DatasetInfo:
 
 
 def looks_like_lerobot(folder: Path, *, in_lance: bool = False) -> bool:
-    """Return whether a folder has `meta/info.json` as LeRobot writes it, or an empty one next to LeRobot's files.
+    """Return whether a folder has LeRobot's `meta/info.json`, or an empty one beside other files of LeRobot.
 
-    `in_lance` asks for a dataset whose rows are in a Lance table, as `storage_format` states; else for any other.
+    With `in_lance`, return whether it is a dataset whose rows are in a Lance table; without, one whose rows are not.
     """
     info = folder / INFO
     if not info.is_file():
@@ -133,7 +133,7 @@ def looks_like_lerobot(folder: Path, *, in_lance: bool = False) -> bool:
         return False
     if b'"codebase_version"' in head:
         return True
-    # Recorders that were interrupted leave an empty file, and git-lfs a pointer.
+    # An interrupted recorder leaves an empty file, and git without git-lfs a pointer.
     damaged = not head.strip() or head.startswith(_POINTER)
     return damaged and any(
         (folder / "meta" / name).exists() for name in ("episodes.jsonl", "tasks.parquet", "episodes")
@@ -141,7 +141,7 @@ def looks_like_lerobot(folder: Path, *, in_lance: bool = False) -> bool:
 
 
 def require_content(path: Path, what: str, *, hint: str = FETCH_AGAIN) -> None:
-    """Raise CorruptDataError for a file that is missing, is empty, or is a pointer of git-lfs; `what` is its use."""
+    """Raise CorruptDataError for a file that is missing, empty, or a git-lfs pointer; `what` states its purpose."""
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing: {what}", hint=hint)
     if not path.stat().st_size:
@@ -150,10 +150,7 @@ def require_content(path: Path, what: str, *, hint: str = FETCH_AGAIN) -> None:
 
 
 def read_info(root: Path, data: bytes | None = None) -> DatasetInfo:
-    """Read `info.json`; raises FormatError for a version that is not known and for entries of another kind.
-
-    Its content is `data`, where it is not a file yet.
-    """
+    """Parse `info.json`, or its content `data` if given; FormatError for an unknown version or invalid entries."""
     path = root / INFO
     if data is None:
         require_content(path, "it states what the dataset has")
@@ -210,7 +207,7 @@ def _feature(path: Path, name: str, entry: Any) -> Feature:
 
 
 def _depth_code(path: Path, name: str, about: Mapping[str, Any]) -> DepthCode | None:
-    """Return what the codes of a video of depths stand for; None for a video of colors."""
+    """Return how the values of a video encode depths; None for a video of colors."""
     if not str(about.get("video.pix_fmt")).startswith("gray12"):
         return None
     numbers = [about.get(f"video.{one}") for one in ("depth_min", "depth_max", "shift")]
@@ -218,12 +215,12 @@ def _depth_code(path: Path, name: str, about: Mapping[str, Any]) -> DepthCode | 
     known = all(isinstance(one, int | float) and not isinstance(one, bool) for one in numbers)
     low, high, shift = [float(one or 0) for one in numbers] if known else [0.0] * 3
     if not 0 <= low < high < _DEEPEST or not 0 < low + shift < _DEEPEST or logarithmic not in (True, False):
-        raise FormatError(f"{path}: the feature {name!r} is a video of depths, and its range makes no sense: {numbers}")
+        raise FormatError(f"{path}: the feature {name!r} is a video of depths with an impossible range: {numbers}")
     return DepthCode(low, high, shift, logarithmic, unit == "mm" and high < _MOST_METRES)
 
 
 def _template(path: Path, name: str, value: Any) -> str:
-    """Check the template of a file's name: what it is filled with are numbers and names, and nothing of these."""
+    """Check the template of a file name: it may only contain known fields with a width, not attributes or indexes."""
     try:
         parts = list(string.Formatter().parse(value))
     except (TypeError, ValueError):
@@ -253,14 +250,14 @@ _TASKS_LINES, _TASKS, SUBTASKS = "meta/tasks.jsonl", "meta/tasks.parquet", "meta
 SUBTASK_INDEX = "subtask_index"
 _EPISODES_LINES, _EPISODES = "meta/episodes.jsonl", "meta/episodes"
 _TEXT_COLUMNS = ("task", "__index_level_0__")
-"""Names of the column with the texts of tasks: pandas' index has the second one where it has no name."""
+"""Names of the column with the texts of tasks; the second is pandas' name for an index without a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class VideoPlace:
-    """Where the video of an episode is: `path`, relative to the dataset, from the time `start` on, in seconds.
+    """The place of an episode in a video: the file `path`, relative to the dataset, from `start` on, in seconds.
 
-    `stop` is the time that the metadata state for its end, which is not relied on.
+    `stop` is the end in the metadata; it is only compared, as it is often wrong.
     """
 
     path: str
@@ -270,10 +267,15 @@ class VideoPlace:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEntry:
-    """What the metadata state about an episode: its length, its tasks, the file of its rows, and its videos by feature.
+    """An episode in the metadata.
 
-    `length` is None where it is not stated. `rows` are the first row of the episode in the dataset and the one after
-    it, as v3 states them.
+    Attributes:
+        number: its `episode_index`.
+        length: its number of rows, None if not stated.
+        tasks: the texts of its tasks.
+        data: the file with its rows.
+        videos: its places in videos, by feature.
+        rows: its first row in the whole dataset and the row after its last, stated in v3.
     """
 
     number: int
@@ -286,7 +288,7 @@ class EpisodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class FrameEpisode:
-    """Rows `[start, stop)` of the file `path` are an episode, whose first frame has the number `frame`."""
+    """An episode found in the files: rows `[start, stop)` of `path`; `frame` is the `frame_index` of the first row."""
 
     number: int
     path: str
@@ -302,19 +304,19 @@ class FrameEpisode:
 
 
 def read_tasks(info: DatasetInfo) -> dict[int, str]:
-    """Return the tasks by number; none where there is no file of them."""
+    """Return the tasks by number; empty if there is no file of tasks."""
     return _tasks_in(_task_rows(info))
 
 
 def read_subtasks(info: DatasetInfo) -> dict[int, str]:
-    """Return the subtasks by number, which LeRobot 0.5 has as rows in order; none where there is no file of them."""
+    """Return the subtasks by number, the rows of a file that LeRobot 0.5 writes; empty if there is none."""
     path = info.root / SUBTASKS
     rows = enumerate(_parquet_rows(path)) if path.exists() else ()
     return {number: str(row["subtask"]) for number, (_, row) in rows if "subtask" in row}
 
 
 def stated_tasks(documents: Mapping[str, bytes]) -> dict[int, str]:
-    """Return the tasks by number that the documents of a dataset state; none where those have none."""
+    """Return the tasks by number from the documents that a dataset keeps of its source; empty if these have none."""
     lines = documents.get(_TASKS_LINES, b"").splitlines()
     rows = [parse_json(line, _TASKS_LINES) for line in lines if line.strip()]
     if _TASKS in documents:
@@ -329,7 +331,7 @@ def _tasks_in(rows: Iterable[tuple[str, dict[str, Any]]]) -> dict[int, str]:
         if isinstance(number, bool) or not isinstance(number, int) or not isinstance(text, str):
             raise FormatError(f"{place} has no task_index and task")
         if found.setdefault(number, text) != text:
-            raise FormatError(f"{place}: task {number} is there twice, with other texts")
+            raise FormatError(f"{place}: task {number} occurs twice, with different texts")
     return found
 
 
@@ -344,7 +346,7 @@ def _task_rows(info: DatasetInfo) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_episodes(info: DatasetInfo) -> dict[int, EpisodeEntry]:
-    """Return what is stated about each episode, by number; FormatError for metadata of another version than stated."""
+    """Return the episodes in the metadata by number; FormatError for metadata of another version than stated."""
     lines, folder = info.root / _EPISODES_LINES, info.root / _EPISODES
     if info.shares_files:
         files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
@@ -360,9 +362,9 @@ def read_episodes(info: DatasetInfo) -> dict[int, EpisodeEntry]:
     for place, row in rows:
         entry = _entry(info, place, row)
         if found.setdefault(entry.number, entry) != entry:
-            raise FormatError(f"{place}: episode {entry.number} is there twice")
+            raise FormatError(f"{place}: episode {entry.number} occurs twice")
     if not found:
-        raise FormatError(f"{info.root} has no episodes: its metadata name none")
+        raise FormatError(f"{info.root} has no episodes in its metadata")
     return found
 
 
@@ -409,11 +411,11 @@ _STATS_COLUMN = "stats/"
 _EPISODE_STATS = "meta/episodes_stats.jsonl"
 _CHECKED = (INFO, "meta/stats.json")
 _FRAMES_APART = 1.5
-"""How many frames the times of a video may differ from the rows of an episode."""
+"""Tolerance in frames between the duration of an episode in a video and its number of rows."""
 
 
 def source_metadata(info: DatasetInfo, metadata: Iterable[Path], *, files: bool) -> SourceMetadata:
-    """Return what the files `metadata` state, and what contradicts itself; with `files`, look at the others too."""
+    """Return the contents of the files `metadata`, with contradictions; with `files`, check rows and videos, too."""
     entries, tasks = read_episodes(info), read_tasks(info)
     texts = {
         number: {TASK: one.tasks[0]} if len(one.tasks) == 1 else {TASKS: dump_json(one.tasks)}
@@ -438,7 +440,7 @@ def _video_paths(entry: EpisodeEntry) -> Iterator[str]:
 
 
 def _contradictions(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Compare the places of episodes in rows and videos with their lengths."""
+    """Yield contradictions between the lengths of episodes and their places in rows and videos."""
     start: int | None = 0
     for number, one in sorted(entries.items()):
         if one.rows is not None and one.length is not None:
@@ -457,7 +459,7 @@ def _contradictions(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> I
 
 
 def _file_problems(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Compare the files of rows and videos with what the metadata state, from their sizes and the ends of the files."""
+    """Yield problems of files of rows and videos, from their sizes and the footers of Parquet files."""
     uses: dict[str, list[EpisodeEntry]] = {}
     for one in entries.values():
         for path in (one.data, *_video_paths(one)):
@@ -488,7 +490,7 @@ def _file_problems(info: DatasetInfo, entries: Mapping[int, EpisodeEntry]) -> It
 
 
 def _episode_statistics(info: DatasetInfo) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield the statistics of single episodes: JSON lines in v2.1, columns of the episodes in v3."""
+    """Yield the stored statistics of each episode, from JSON lines in v2.1, from columns of the episodes in v3."""
     lines, folder = info.root / _EPISODE_STATS, info.root / _EPISODES
     if lines.is_file():
         for place, row in _lines(lines):
@@ -511,7 +513,7 @@ def _number(place: str, row: Mapping[str, Any], name: str) -> int:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines with their places."""
+    """Yield the objects of a JSON Lines file, each with its place for messages."""
     for number, line in enumerate(read_regular(path).splitlines(), 1):
         if line.strip():
             place = f"{path}, line {number}"
@@ -522,7 +524,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _parquet_rows(path: Path, *, with_statistics: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a small Parquet file with their places."""
+    """Yield the rows of a small Parquet file, each with its place for messages."""
     require_content(path, "it is part of the metadata")
     try:
         require_bounded_parquet(path, unread=None if with_statistics else _STATS_COLUMN)
@@ -542,11 +544,11 @@ def _parquet_rows(path: Path, *, with_statistics: bool = True) -> Iterator[tuple
 
 
 SHARD_BYTES = 64 << 20
-"""Bytes of files that a run has, unless a file of rows has more."""
+"""Bytes of files from which a run is complete."""
 
 
 def runs_of(entries: Sequence[EpisodeEntry], sizes: Mapping[str, int]) -> Iterator[list[EpisodeEntry]]:
-    """Divide episodes, at the ends of files of rows; `sizes` has the bytes of all files by path."""
+    """Divide episodes into runs of about `SHARD_BYTES`, only between files of rows; `sizes` are bytes by path."""
     run: list[EpisodeEntry] = []
     files: set[str] = set()
     for entry in entries:
@@ -559,7 +561,7 @@ def runs_of(entries: Sequence[EpisodeEntry], sizes: Mapping[str, int]) -> Iterat
 
 
 def paths_of(entry: EpisodeEntry, sizes: Mapping[str, int]) -> list[str]:
-    """Return the files of an episode that there are."""
+    """Return the existing files of an episode: those with a size in `sizes`."""
     return [path for path in (entry.data, *(place.path for place in entry.videos.values())) if path in sizes]
 
 
@@ -574,17 +576,18 @@ _KEYS: dict[str, tuple[Key, Role]] = {
     FRAME_INDEX: (("frame",), "id"), TASK_INDEX: ((TASK_INDEX,), "id"), TIMESTAMP: ((TIMESTAMP,), "info"),
     INDEX: (("info", INDEX), "id"),
 }  # fmt: skip
-"""Columns that every dataset has, which are single numbers. An `index` at the root would be the sampler's."""
+"""Keys and roles of columns that every dataset has. The key `index` at the root is reserved for samplers."""
 _IMAGES = ("observation", "images")
 _TAKEN = frozenset({NEXT, "episode", "reward", *(flag[0] for flag in FLAGS)})
-"""Names that TED has at the root; a feature of that name is an info."""
+"""Names that TED uses at the root; a feature with one of them becomes an info."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureColumn:
-    """A feature with its field, under its root key; `channels_first` is about images.
+    """A feature and the field that it becomes, under its root key.
 
-    `is_kept` states that rows refer to frames of a video."""
+    `channels_first` is the layout of images. With `is_kept`, rows are references to frames of a kept video.
+    """
 
     feature: Feature
     field: Field
@@ -600,7 +603,16 @@ class FeatureColumn:
 
 @dataclass
 class FeatureColumns:
-    """All features that become fields, those that do not with the reason, and those that are text."""
+    """The features of a dataset by what becomes of them.
+
+    Attributes:
+        columns: features that become fields.
+        dropped: features that are left out, with the reason.
+        renamed: keys that differ from the name of their feature.
+        text: features whose rows are text; they become texts of episodes.
+        language: features of annotations; they become texts of episodes.
+        flags: features that state how episodes end.
+    """
 
     columns: list[FeatureColumn] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
@@ -611,12 +623,12 @@ class FeatureColumns:
 
     @property
     def fields(self) -> tuple[tuple[Field, Timing], ...]:
-        """The fields, as facts have them."""
+        """The fields with their timings."""
         return tuple((one.field, one.timing) for one in self.columns)
 
 
 class RowFlags(NamedTuple):
-    """Flags of rows, bool `[rows]`; `ends` states whether an episode that ended there would be terminated."""
+    """Flags of rows, bool `[rows]`; `ends` states for each row whether an episode that ends there is terminated."""
 
     terminated: Array
     truncated: Array
@@ -625,15 +637,16 @@ class RowFlags(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EndFlags:
-    """What flags mean: `next.terminated` and `next.truncated` are clear, `next.done` is used where there are none.
+    """Interprets the flags of a dataset.
 
-    `done_terminates` states whether it is a termination. Then, `next.success` in the last row of an episode is one too.
+    `next.terminated` and `next.truncated` are used if present, else `next.done`. With `done_terminates`, that is a
+    termination, and so is `next.success` in the last row of an episode; without, it is a truncation.
     """
 
     done_terminates: bool
 
     def of(self, flags: Mapping[str, Array], rows: int) -> RowFlags:
-        """Return the flags of rows from the columns that there are."""
+        """Return the flags of rows from the columns of flags that are present."""
         none = np.zeros(rows, bool)
         if NEXT_TERMINATED in flags or NEXT_TRUNCATED in flags:
             terminated = flags.get(NEXT_TERMINATED, none)
@@ -645,10 +658,15 @@ class EndFlags:
 
 
 def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> FeatureColumns:
-    """Lay out the features.
+    """Decide what becomes of each feature.
 
-    `stored` has the element type of each column of the files, by name; `images` is what becomes of images.
-    FormatError for features whose keys would contain each other.
+    Args:
+        info: the contents of `info.json`.
+        stored: the element types of the columns in the files, by name.
+        images: the option for images and videos.
+
+    Raises:
+        FormatError: a feature has no column, or the key of one feature would contain the key of another.
     """
     found = FeatureColumns()
     for name, feature in sorted(info.features.items()):
@@ -656,11 +674,9 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> 
             continue
         if feature.is_visual and images == "skip":
             found.dropped.append(Dropped(name, "images are left out (--images skip)"))
+        elif name not in stored and (name in NEXT_FLAGS or not (feature.is_visual or feature.dtype == SPOKEN)):
+            raise FormatError(f"{info.root}: {INFO} has the feature {name!r}, and the files of rows lack it")
         elif name in NEXT_FLAGS:
-            if name not in stored:
-                raise FormatError(
-                    f"{info.root}: {INFO} has the feature {name!r}, of which the files of rows have no column"
-                )
             found.flags.append(name)
             if name == NEXT_SUCCESS:
                 found.columns.append(_column(feature, ("success",), "info", "result", "bool", ()))
@@ -668,10 +684,6 @@ def columns_of(info: DatasetInfo, stored: Mapping[str, str], images: Images) -> 
             _add_image(found, feature, stored.get(name), keep=images == "keep" and feature.dtype == VIDEO)
         elif feature.dtype == SPOKEN and stored.get(name, SPOKEN) == SPOKEN:
             found.language += [name] * (name in stored)
-        elif name not in stored:
-            raise FormatError(
-                f"{info.root}: {INFO} has the feature {name!r}, of which the files of rows have no column"
-            )
         elif stored[name] == "string":
             found.text.append(name)
         else:
@@ -687,7 +699,7 @@ def _add_image(found: FeatureColumns, feature: Feature, stored: str | None, *, k
     channels = (1,) if feature.depth else (3,) if feature.dtype == VIDEO else (1, 3, 4)
     if feature.is_depth:
         if feature.dtype == VIDEO and feature.depth is None:
-            found.dropped.append(Dropped(feature.name, "it is a map of depths, which its video holds as colors"))
+            found.dropped.append(Dropped(feature.name, "it is a depth map that is stored as colors in a video"))
             return
         dtype = str(feature.depth.table.dtype) if feature.depth else stored or dtype
     if len(shape) != 3 or not all(shape) or not {shape[0], shape[2]} & set(channels):
@@ -719,7 +731,7 @@ def _add_numbers(found: FeatureColumns, info: DatasetInfo, feature: Feature, sto
         return
     key = _key_of(name)
     if key[0] == NEXT and (len(key) == 1 or key[1] == "observation"):
-        found.dropped.append(Dropped(name, "next observations are those of the following row"))
+        found.dropped.append(Dropped(name, "next observations are taken from the following row"))
         return
     timing: Timing = "result" if key[0] == NEXT else "state" if key[0] == "observation" else "step"
     key = key[1:] if key[0] == NEXT else key
@@ -740,7 +752,7 @@ def _column(
 
 
 def as_stated(image: Array, column: FeatureColumn, what: str) -> Array:
-    """Bring images `[..., height, width, channels]` to the stated form; FormatError where they have another one."""
+    """Bring images `[..., height, width, channels]` into the stated layout; FormatError if their shape differs."""
     found = np.moveaxis(image, -1, -3) if column.channels_first else image
     if found.shape[-3:] != column.feature.shape:
         raise FormatError(
@@ -750,7 +762,7 @@ def as_stated(image: Array, column: FeatureColumn, what: str) -> Array:
 
 
 def _key_of(name: str) -> Key:
-    """`observation.images.top` is (observation, image, top); the parts of other names are the parts of their keys."""
+    """Return the key of a feature: (observation, image, top) for `observation.images.top`; others are split at dots."""
     parts = tuple(safe_part(part or "_") for part in name.split("."))
     return ("observation", "image", *parts[2:]) if parts[:2] == _IMAGES and len(parts) > 2 else parts
 

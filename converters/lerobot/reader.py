@@ -1,8 +1,8 @@
-"""Reads and downloads LeRobot's datasets: rows of Parquet files, with the frames of videos.
+"""Reads and downloads datasets of LeRobot: rows of Parquet files, with the frames of videos.
 
-Never imports lerobot or torch. A Parquet file has a row for each frame, with columns of numbers, text and encoded
-images. A first pass over the small columns of all files finds which rows are which episode, and what is wrong with the
-episodes that cannot be read. Videos must have the frames of the rows.
+A Parquet file has a row for each frame, with columns of numbers, text and encoded images. A first pass over the small
+columns of all files finds the rows of each episode, and the problems of episodes that cannot be read; it also checks
+that videos have the frames of the rows. Neither lerobot nor torch is imported.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ _TEXT = (pa.types.is_string, pa.types.is_large_string)
 
 @dataclass
 class _RowCursor:
-    """Reading continues at row `position`; `left` has rows from there on, `batches` gives those after them."""
+    """The state of a sequential read: the next row is `position`.
+
+    `left` holds batches that were read but not returned yet; `batches` yields those after them.
+    """
 
     names: tuple[str, ...]
     position: int
@@ -90,7 +93,7 @@ class _RowCursor:
 
 
 class RowsFile(Closing):
-    """A Parquet file, of which ranges of rows are read; ranges that follow one another are read once."""
+    """A Parquet file from which ranges of rows are read; ascending ranges are read in one pass."""
 
     def __init__(self, path: Path) -> None:
         require_content(path, "it has the rows of episodes")
@@ -163,7 +166,7 @@ class RowsFile(Closing):
 
 
 class damage_of:  # reads as a function where it is used
-    """Turns what pyarrow raises for damaged files into CorruptDataError that names the file."""
+    """Turns exceptions that pyarrow raises for damaged files into CorruptDataError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -181,7 +184,7 @@ class damage_of:  # reads as a function where it is used
 
 
 def stored_form(kind: Any) -> str:
-    """Return what the elements of a column are: the name of a type of numbers, `string`, or Arrow's name."""
+    """Return the element type of a column, inside lists: NumPy's name for numbers, `string`, or Arrow's name."""
     while any(test(kind) for test in _LISTS):
         kind = kind.value_type
     if any(test(kind) for test in _NUMBERS):
@@ -190,7 +193,7 @@ def stored_form(kind: Any) -> str:
 
 
 def numbers_of(table: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path) -> Array:
-    """Return a column as `[rows, *shape]`; FormatError for missing values and lists of other lengths."""
+    """Return a column as an array `[rows, *shape]`; FormatError for missing values or lists that do not fit."""
     values = column_of(table, name)
     sizes: list[int] = []
     while any(test(values.type) for test in _LISTS):
@@ -201,29 +204,29 @@ def numbers_of(table: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[An
             lengths = pc.unique(pc.list_value_length(values)).to_pylist() or [0]
         if len(lengths) > 1:
             raise FormatError(
-                f"{path}: {name!r} has lists of {lengths[0]} and of {lengths[1]} elements, info.json states the shape "
-                f"{list(shape)}"
+                f"{path}: {name!r} has lists of {lengths[0]} and of {lengths[1]} elements, but the shape {list(shape)} "
+                "in info.json"
             )
         sizes += lengths
         values = values.flatten()
     _require_values(values, name, path)
     array: Array = values.to_numpy(zero_copy_only=False)
     size = math.prod(shape)
-    # A vector of one number may be a plain column, and an array one list.
+    # A vector of one number may be stored as a plain column, and an array of several dimensions as one flat list.
     if table.num_rows and (math.prod(sizes) != size or (len(sizes) > 1 and tuple(sizes) != shape)):
         raise FormatError(f"{path}: {name!r} has rows of the shape {sizes}, info.json states {list(shape)}")
     return np.ascontiguousarray(array.astype(dtype, copy=False)).reshape(table.num_rows, *shape)
 
 
 def texts_of(table: Any, name: str, path: Path) -> list[str]:
-    """Return a column of text; FormatError for missing values."""
+    """Return a column as strings; FormatError for missing values."""
     values = column_of(table, name)
     _require_values(values, name, path)
     return [str(one) for one in values.to_pylist()]
 
 
 def column_of(table: Any, name: str) -> Any:
-    """Return a column as one array, its structure checked."""
+    """Return a column as one Arrow array, after a check of its structure."""
     values = pa.concat_arrays(table.column(name).chunks) if table.num_rows else table.column(name).combine_chunks()
     values.validate(full=True)
     return values
@@ -235,7 +238,7 @@ def _require_values(values: Any, name: str, path: Path) -> None:
 
 
 def column_images(table: Any, column: FeatureColumn, path: Path, start: int) -> Array:
-    """Decode a column of structs with the bytes of images into `[rows, *shape]`; `start` is the first row."""
+    """Decode a column of encoded images into `[rows, *shape]`; `start` is the first row's number for messages."""
     shape = column.field.shape
     height, width, channels = (*shape[1:], shape[0]) if column.channels_first else shape
     form = ImageForm(column.field.dtype, (height, width, channels))
@@ -258,7 +261,7 @@ WITHOUT_IMAGES = f"--images skip takes the steps without images{LEAVES_OUT}"
 
 @dataclass(frozen=True, slots=True)
 class FoundVideo:
-    """A file of a video: the number of frames that its header states, and, if it is kept, its id and its index."""
+    """A video file: its number of frames and, if it is kept, its id and its frame index."""
 
     frames: int
     number: int = 0
@@ -266,21 +269,21 @@ class FoundVideo:
 
 
 class VideoSurvey:
-    """Looks at the videos of the features `columns`; of those that are kept, reads the packets and takes digests."""
+    """Checks that videos have the frames of all rows; of videos that are kept, computes frame index and digest."""
 
     def __init__(self, info: DatasetInfo, columns: Iterable[FeatureColumn]) -> None:
         self._info = info
         self._columns = list(columns)
         self._looked: dict[str, FoundVideo | FormatError] = {}
         self._longer: Counter[str] = Counter()
-        # The frames of each video that rows need, and the episode of the rows.
+        # By feature and file: the first frame of an episode, the frame after its last, and its number.
         self._spans: dict[tuple[str, str], list[tuple[int, int, int]]] = defaultdict(list)
         self._short = 0
         self.apart = 0.0
-        """How far frames are from their times, in seconds, at most."""
+        """The largest distance in seconds between a frame and the time of its row."""
 
     def require(self, episode: FrameEpisode) -> None:
-        """Raise FormatError where a video is missing, is damaged, or lacks frames of the rows of an episode."""
+        """Raise FormatError if a video is missing or damaged, or lacks frames of an episode's rows."""
         longer, spans, fps, short = [], [], self._info.fps, False
         for column in self._columns:
             place = episode.videos[column.name]
@@ -301,7 +304,7 @@ class VideoSurvey:
                 frames = frames_of(episode, column.name, found.index, self._info)
                 nominal = place.start + (episode.frame + np.arange(len(episode))) / fps
                 self.apart = max(self.apart, float(np.abs(found.index.times[frames] - nominal).max()))
-                # The video may have more frames a second than the rows.
+                # The video may have a higher frame rate than the rows.
                 spans[-1] = ((column.name, place.path), (int(frames.min()), int(frames.max()) + 1, episode.number))
             longer += [column.name] if not self._info.shares_files and found.frames > needed else []
         self._longer.update(longer)
@@ -310,15 +313,15 @@ class VideoSurvey:
             self._spans[file].append(span)
 
     def shared(self) -> dict[int, FormatError]:
-        """Return the episodes that have a frame in common with another one: of one of them it is another's."""
+        """Return an error for each episode that has a frame in common with another one: one of them must be wrong."""
         found: dict[int, FormatError] = {}
         for (_, path), spans in self._spans.items():
             _, furthest, one = min(spans)
             for first, stop, other in sorted(spans)[1:]:
                 if first < furthest:
                     error = FormatError(
-                        f"{self._info.video(path)}: frame {first:,} would be of a row of episode {one} and of one of "
-                        f"episode {other}, by the times in the metadata",
+                        f"{self._info.video(path)}: frame {first:,} would belong to episode {one} and to episode "
+                        f"{other}, by the times in the metadata",
                         hint=WITHOUT_IMAGES,
                     )
                     found.setdefault(one, error)
@@ -344,34 +347,34 @@ class VideoSurvey:
             return FoundVideo(len(video), video_id(digest_file(path)), index)
 
     def found(self) -> dict[str, FoundVideo]:
-        """Return the videos that can be read, by path."""
+        """Return the readable videos by path."""
         return {path: one for path, one in self._looked.items() if isinstance(one, FoundVideo)}
 
     def notes(self) -> Iterator[str]:
-        """State what is kept, and count the videos that have frames beyond the rows."""
+        """Yield notes on kept videos, and on videos with more frames than rows."""
         if kept := [column.name for column in self._columns if column.is_kept]:
             yield f"{VIDEOS_KEPT} ({', '.join(kept)})"
         if self._short:
             yield (
-                f"to_timestamp of {self._short:,} episode{'s' * (self._short > 1)} leaves fewer frames than there are "
-                "rows: the frames of the rows are found from from_timestamp on"
+                f"to_timestamp of {counted(self._short, 'episode')} leaves fewer frames than there are rows: frames "
+                "are counted from from_timestamp on"
             )
         for name, count in self._longer.items():
             yield (
-                f"{count:,} video{'s' if count > 1 else ''} of {name} have more frames than there are rows: the frames "
-                "of the rows are found by their times, the others are left out"
+                f"{counted(count, 'video')} of {name} with more frames than rows: the frames of the rows are found by "
+                "their times, the others are left out"
             )
 
 
 def frames_of(episode: FrameEpisode, name: str, index: VideoIndex, info: DatasetInfo) -> Array:
-    """Return the frames of the rows of an episode in its video: int64 `[rows]`; FormatError where there are none."""
+    """Return the frame of each row of an episode in its video, int64 `[rows]`; FormatError if there is none."""
     place = episode.videos[name]
     times = place.start + (episode.frame + np.arange(len(episode))) / info.fps
     return index.frames_at(times, info.fps, info.video(place.path))
 
 
 def kept_contents(info: DatasetInfo, videos: Mapping[str, FoundVideo]) -> dict[str, Path | bytes]:
-    """Return the files of kept videos under the names that they have in a dataset, with their indexes."""
+    """Return the files of kept videos and their frame indexes, by their names in a dataset."""
     found: dict[str, Path | bytes] = {}
     for path, video in videos.items():
         if video.index is not None:
@@ -381,7 +384,7 @@ def kept_contents(info: DatasetInfo, videos: Mapping[str, FoundVideo]) -> dict[s
 
 
 class EpisodeVideos(Closing):
-    """The videos of one episode at a time, one of each feature; `known` are those that were looked at."""
+    """Reads frames of videos, with one open video for each feature; `known` are the videos of the survey."""
 
     def __init__(self, info: DatasetInfo, known: Mapping[str, FoundVideo]) -> None:
         self._info = info
@@ -390,9 +393,9 @@ class EpisodeVideos(Closing):
         self._frames: dict[str, tuple[int, Array]] = {}
 
     def read(self, episode: FrameEpisode, column: FeatureColumn, start: int, stop: int) -> Array:
-        """Decode the frames of rows `[start, stop)` into `[rows, *shape]`; of a kept video, refer to them.
+        """Decode the frames of rows `[start, stop)` of an episode into `[rows, *shape]`.
 
-        References are int64 `[rows, 2]`: the id of the file, and the frame.
+        Of a kept video, return references instead, int64 `[rows, 2]`: the id of the file, and the frame.
         """
         path = episode.videos[column.name].path
         found = self._known[path]
@@ -427,14 +430,14 @@ class EpisodeVideos(Closing):
 
 _ROWS = 1 << 16
 TOLERANCE = 1e-4
-"""How far a time stamp may be from its frame, in seconds, by LeRobot's default."""
+"""LeRobot's default tolerance between a time stamp and its frame, in seconds."""
 _OLDER, _NEWER = "episode_", "file-"
-"""How the names of files of rows begin in v2, and in v3."""
+"""Prefixes of the names of files of rows in v2 and in v3."""
 
 
 @dataclass
 class FoundDataset:
-    """What a look at all files found: `damaged` has the episodes that cannot be read, and why."""
+    """The result of the survey of all files; `damaged` holds the errors of episodes that cannot be read."""
 
     columns: FeatureColumns
     episodes: dict[int, FrameEpisode] = field(default_factory=dict)
@@ -445,12 +448,16 @@ class FoundDataset:
 
 
 Spoken: TypeAlias = list[tuple[int, int, list[Any]]]
-"""The language of rows that follow one another: the first frame, the number of frames, and what all of them have."""
+"""Annotations of consecutive rows, in runs of equal ones: the first frame, the number of frames, the annotation."""
 
 
 @dataclass
 class _FrameRun:
-    """Rows of one episode in one file; `tasks` and `text` hold what they have, in the order of the first rows."""
+    """Consecutive rows of one episode in one file.
+
+    `frame` is the `frame_index` of the first row, `done` whether the episode is terminated if it ends here. `tasks` and
+    `text` hold the distinct values in the order of their first rows.
+    """
 
     path: str
     start: int
@@ -464,9 +471,12 @@ class _FrameRun:
 
 
 class DatasetSurvey:
-    """Looks at the small columns of all files of rows; `ends_terminated` states that `next.done` is a termination.
+    """Finds the episodes of a dataset by reading the small columns of all files.
 
-    `images` is what becomes of images.
+    Args:
+        info: the contents of `info.json`.
+        images: the option for images and videos.
+        ends_terminated: whether `next.done` is a termination.
     """
 
     def __init__(self, info: DatasetInfo, images: Images, *, ends_terminated: bool) -> None:
@@ -483,7 +493,7 @@ class DatasetSurvey:
         self._apart = 0.0  # how far time stamps are from their frames, in seconds, at most
 
     def find(self, progress: Callable[[int], None]) -> FoundDataset:
-        """Find the episodes; `progress` takes how many more were looked at. Raises where no file can be read."""
+        """Find the episodes; `progress` is called with 1 after each file. Raises an error if no file can be read."""
         info = self._info
         paths = self.paths()
         for path in paths:
@@ -507,11 +517,11 @@ class DatasetSurvey:
         return found
 
     def entries(self) -> dict[int, EpisodeEntry]:
-        """What the metadata state about each episode."""
+        """Return the episodes in the metadata by number."""
         return read_episodes(self._info)
 
     def tasks(self) -> dict[int, str]:
-        """The texts of tasks by number."""
+        """Return the texts of tasks by number."""
         return read_tasks(self._info)
 
     def open_rows(self, path: str) -> RowsFile:
@@ -519,20 +529,20 @@ class DatasetSurvey:
         return RowsFile(self._info.root / path)
 
     def paths(self) -> list[str]:
-        """The files of rows that are there, and those that are named."""
+        """Return the existing files of rows, sorted."""
         info = self._info
         folder = info.root / "data"
         there = {path.relative_to(info.root).as_posix() for path in folder.rglob("*.parquet") if path.is_file()}
         if not there:
             raise CorruptDataError(
-                f"{info.root} has the metadata of {len(self._entries):,} episodes, and no files of rows in data",
+                f"{info.root} has the metadata of {len(self._entries):,} episodes, but no files of rows in data",
                 hint=FETCH_AGAIN,
             )
         other = _OLDER if info.shares_files else _NEWER
         odd = sorted(path for path in there if path.rpartition("/")[2].startswith(other))
         if odd:
             raise FormatError(
-                f"{info.root} states {info.version}, and has {odd[0]} of another version: versions are mixed",
+                f"{info.root} states {info.version}, but has {odd[0]} of another version: versions are mixed",
                 hint=FETCH_AGAIN,
             )
         return sorted(there)
@@ -563,7 +573,7 @@ class DatasetSurvey:
                 self._take(_RowBlock(file, path, file.read(names, start, stop), start, texts, spoken))
 
     def _special_forms(self, file: RowsFile) -> dict[str, str]:
-        """Return what columns of language and of maps of depths hold, by name."""
+        """Return the element types of annotations and of images of depths, by name."""
         found = {}
         for name, feature in self._info.features.items():
             there = name in file.schema.names
@@ -600,9 +610,9 @@ class DatasetSurvey:
             self._add(int(episodes[low]), run)
 
     def _compare_times(self, block: _RowBlock, low: int, high: int, frames: Array) -> None:
-        """Note how far time stamps are from what LeRobot compares them with.
+        """Update the largest deviation of time stamps, as LeRobot measures it.
 
-        In v3 that is the frames of videos; in v2, with or without videos, the distance of two rows.
+        LeRobot v3 compares time stamps with frames of videos; v2 compares the distance of consecutive rows.
         """
         if TIMESTAMP not in block.names or not (self._info.visual(VIDEO) or not self._info.shares_files):
             return
@@ -611,7 +621,7 @@ class DatasetSurvey:
         self._apart = max(self._apart, float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0)))
 
     def _drift(self, block: _RowBlock, low: int, high: int, frames: Array) -> RbtoolError | None:
-        """Return what is wrong with the times of rows, by which frames of videos are found."""
+        """Return an error if time stamps contradict frame numbers, since frames of videos are found by time."""
         if TIMESTAMP not in block.names or self._images == "skip" or not self._info.visual(VIDEO):
             return None
         stated, fps = block.floats(TIMESTAMP)[low:high], self._info.fps
@@ -627,14 +637,14 @@ class DatasetSurvey:
         )
 
     def _add(self, number: int, run: _FrameRun) -> None:
-        """Take a run of rows; one that continues where a block was cut becomes part of the run before it."""
+        """Add a run of rows; one that only continues where the block before ended is joined to the last run."""
         runs = self._runs.setdefault(number, [])
         before = runs[-1] if runs else None
         if before is not None and before.path == run.path and before.stop == run.start:
             if before.frame + run.start - before.start != run.frame and before.problem is None:
                 before.problem = FormatError(
-                    f"{self._info.root / run.path}: frame_index does not go on at row {run.start:,}, inside episode "
-                    f"{number}"
+                    f"{self._info.root / run.path}: frame_index is not consecutive at row {run.start:,}, inside "
+                    f"episode {number}"
                 )
             before.problem = before.problem or run.problem
             before.stop, before.done = run.stop, run.done
@@ -649,9 +659,7 @@ class DatasetSurvey:
     def _episode(self, number: int, columns: FeatureColumns) -> FrameEpisode:
         info, entry, runs = self._info, self._entries.get(number), self._runs.get(number, [])
         if entry is None:
-            raise FormatError(
-                f"{info.root / runs[0].path} has rows of episode {number}, which the metadata do not name"
-            )
+            raise FormatError(f"{info.root / runs[0].path} has rows of episode {number}, which is not in the metadata")
         if not runs:
             raise self.why_absent(entry)
         run = runs[0]
@@ -662,7 +670,7 @@ class DatasetSurvey:
             )
         if entry.length is not None and entry.length != run.stop - run.start:
             raise FormatError(
-                f"{info.root / run.path} has {run.stop - run.start:,} rows of episode {number}, the metadata state "
+                f"{info.root / run.path} has {run.stop - run.start:,} rows of episode {number}, but the metadata state "
                 f"{entry.length:,}"
             )
         if run.problem is not None:
@@ -673,19 +681,19 @@ class DatasetSurvey:
         )  # fmt: skip
 
     def why_absent(self, entry: EpisodeEntry) -> RbtoolError:
-        """Return what is wrong with an episode of which no rows were found."""
+        """Return the error for an episode without rows."""
         path = self._info.root / entry.data
         if entry.data in self._unreadable:
             return self._unreadable[entry.data]
         if not path.is_file():
             return CorruptDataError(f"{path} is missing: it has the rows of episode {entry.number}")
-        return FormatError(f"{path} has no rows of episode {entry.number}, which the metadata name")
+        return FormatError(f"{path} has no rows of episode {entry.number}, which is in the metadata")
 
     def _text(self, entry: EpisodeEntry, run: _FrameRun) -> dict[str, str]:
         unknown = [number for number in run.tasks if number not in self._tasks]
         if self._tasks and unknown:
             raise FormatError(f"{self._info.root / run.path}: episode {entry.number} has the task {unknown[0]}, which "
-                              "the metadata do not name")  # fmt: skip
+                              "is not in the metadata")  # fmt: skip
         tasks: Any = {str(number): self._tasks[number] for number in run.tasks} if self._tasks else list(entry.tasks)
         texts = list(tasks.values()) if self._tasks else tasks
         found = {TASK: texts[0]} if len(texts) == 1 else {TASKS: dump_json(tasks)} if tasks else {}
@@ -693,7 +701,7 @@ class DatasetSurvey:
         return found | {name: language_text(parts) for name, parts in run.language.items()}
 
     def _add_dropped(self, found: FoundDataset) -> None:
-        """Note columns of a few files, and columns of text that vary within an episode: text belongs to whole ones."""
+        """Report columns that only some files have, and text that varies within an episode, which cannot be kept."""
         for name, count in self._others.items():
             files = f"{count:,} of {len(found.files):,} files {'has' if count == 1 else 'have'} it"
             found.columns.dropped.append(Dropped(name, f"{INFO} does not name it, and {files}"))
@@ -701,11 +709,11 @@ class DatasetSurvey:
             varies = sum(len(run.text.get(name, ())) > 1 for runs in self._runs.values() for run in runs)
             if varies:
                 found.columns.dropped.append(
-                    Dropped(name, f"it is text that varies within {varies:,} episodes; those of one text have it")
+                    Dropped(name, f"it is text that varies within {counted(varies, 'episode')}; the others keep it")
                 )
 
     def _require_videos(self, found: FoundDataset) -> None:
-        """Compare the files of videos with the rows."""
+        """Check the videos of all episodes, and move those with a problem to `damaged`."""
         videos = [column for column in found.columns.columns if column.feature.dtype == VIDEO]
         survey = VideoSurvey(self._info, videos)
         for number, episode in list(found.episodes.items()) if videos else ():
@@ -719,7 +727,7 @@ class DatasetSurvey:
             del found.episodes[number]
         found.videos = survey.found()
         found.notes += survey.notes()
-        # LeRobot refuses what is as far as its tolerance, and single precision moves times by some microseconds.
+        # LeRobot refuses deviations of its tolerance, to which single precision adds some microseconds.
         apart = self._apart + survey.apart
         if apart > 0.99 * TOLERANCE:
             needed = (math.floor(apart * 1e4 + 0.01) + 1) / 1e4
@@ -731,15 +739,15 @@ class DatasetSurvey:
     def _notes(self, found: FoundDataset) -> Iterator[str]:
         info = self._info
         if self._inside:
-            yield f"flags are set in {self._inside:,} rows inside episodes, and stay there"
+            yield f"flags are set in {counted(self._inside, 'row')} inside episodes, and are kept there"
         missing = [path for path in self._unreadable if all(path != one.data for one in self._entries.values())]
         if missing:
-            yield f"{missing[0]} cannot be read, and the metadata name no episode in it: {self._unreadable[missing[0]]}"
+            yield f"{missing[0]} cannot be read, and has no episode of the metadata: {self._unreadable[missing[0]]}"
         rows = sum(map(len, found.episodes.values()))
         if not found.damaged and info.frames is not None and info.frames != rows:
             yield f"{INFO} states {info.frames:,} frames, there are {rows:,}"
         if info.episodes is not None and info.episodes != len(self._entries):
-            yield f"{INFO} states {info.episodes:,} episodes, the metadata name {len(self._entries):,}"
+            yield f"{INFO} states {info.episodes:,} episodes, and {len(self._entries):,} are in the metadata"
 
 
 class _RowBlock:
@@ -770,7 +778,7 @@ class _RowBlock:
 
 
 def _language_of(rows: Any, frame: int) -> Spoken:
-    """Return the language of consecutive rows: few differ, or none."""
+    """Return the annotations of consecutive rows as runs; usually most rows are equal, or empty."""
     count = len(rows)
     if count and rows[1:].equals(rows[:-1]):
         return [(frame, count, rows[0].as_py() or [])]
@@ -785,7 +793,7 @@ def _language_of(rows: Any, frame: int) -> Spoken:
 
 
 def joined_language(parts: Spoken) -> Spoken:
-    """Join neighbours that say the same."""
+    """Join neighbouring runs of equal annotations."""
     found: Spoken = []
     for frame, count, value in parts:
         if found and found[-1][2] == value:
@@ -796,7 +804,7 @@ def joined_language(parts: Spoken) -> Spoken:
 
 
 def language_text(parts: Spoken) -> str:
-    """Return the text of an episode with the language of its rows: a list, where all have the same, else by frame."""
+    """Return annotations as a text of the episode: a JSON list if all rows are equal, else an object by frame."""
     if len(parts) == 1:
         return dump_json(parts[0][2])
     return dump_json({str(frame + at): value for frame, count, value in parts for at in range(count) if value})
@@ -808,21 +816,25 @@ _METADATA = frozenset({".json", ".jsonl", ".parquet"})
 
 
 class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
-    """The folder of a dataset of LeRobot, v2.0, v2.1 or v3.0, as `codebase_version` in `meta/info.json` states.
+    """Reads a dataset folder of LeRobot, v2.0, v2.1 or v3.0, by `codebase_version` in `meta/info.json`.
 
-    Rows come from the Parquet files in `data`; an episode is the rows of one `episode_index`, and `frame_index`
-    has to count them. `observation.images.top` is (observation, image, top), the parts of other names are the parts of
-    their keys. Texts of tasks are the text `language_instruction` of episodes.
+    Rows come from the Parquet files in `data`. The rows of one `episode_index` are an episode, and their `frame_index`
+    must be consecutive. The feature `observation.images.top` becomes the key (observation, image, top); names of other
+    features are split at dots. The texts of tasks become the text `language_instruction` of episodes.
 
-    Images in columns are decoded by Pillow. Videos are kept: rows refer to their frames (`format.videos`); with the
-    option `images` set to `decode` they are decoded by PyAV, with `skip` all images are left out. The frame of a row is
-    the one that is shown `frame_index / fps` seconds after the episode begins in the video, and one that is half a
-    frame away is refused.
+    Images in columns are decoded by Pillow. Videos are kept by default, and rows refer to their frames
+    (`format.videos`). The frame of a row is the one that is shown `frame_index / fps` seconds after the episode begins
+    in the video; if the nearest frame is half a frame or more away, it is an error.
 
-    Options: `images` is `keep`, `decode` or `skip`; `ends` states whether `next.done` and `next.success` mean
-    terminations (`terminated`, the default) or time limits (`truncated`); `id` is the repository.
+    Options:
+        images: `keep` videos as files, `decode` them, or `skip` all images and videos.
+        ends: whether `next.done` and `next.success` mean terminations (`terminated`, the default) or time limits
+            (`truncated`).
+        id: the repository on the hub.
 
-    Raises FormatError for what contradicts itself, CorruptDataError for damaged files.
+    Raises:
+        FormatError: the files contradict each other.
+        CorruptDataError: a file is damaged.
     """
 
     option_names = frozenset({"id", "images", "ends"})
@@ -830,7 +842,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a folder with LeRobot's metadata."""
+        """Return whether `path` is a folder with metadata of LeRobot."""
         try:
             return looks_like_lerobot(path)
         except (RbtoolError, OSError) as error:
@@ -871,7 +883,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return self._open_videos
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts of the dataset."""
         found = self.looked_over(progress)
         numbers = sorted(found.episodes.keys() | found.damaged.keys())
         chosen = [found.episodes.get(number) for number in numbers]
@@ -897,16 +909,16 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return any(column.field.key == REWARD for column in self.found.columns.columns)
 
     def notes_on(self, numbers: Sequence[int]) -> Sequence[str]:
-        """State how many last rows `auto` leaves out."""
+        """Return a note on the last rows that `--final-step auto` leaves out."""
         ends = [self.found.episodes[number] for number in numbers if number in self.found.episodes]
         count = sum(not one.terminated for one in ends)
         if self.final_step != "auto" or not count:
             return ()
         left = f"{counted(count, 'row')} of {counted(len(ends), 'episode')} left out"
-        return [f"{left}: an episode's last, which no observation follows (--final-step repeat keeps it)"]
+        return [f"{left}: the last row of an episode has no next observation (--final-step repeat keeps it)"]
 
     def _documents(self) -> dict[str, bytes]:
-        """The metadata files that are not large; FormatError for JSON that is none."""
+        """Return the small metadata files, which the dataset keeps; FormatError for invalid JSON."""
         found = {}
         for path in self._metadata():
             if path.parent.name == "meta" and path.stat().st_size <= _DOCUMENT_BYTES:
@@ -920,22 +932,22 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return sorted(known)
 
     def stated_metadata(self, *, files: bool = False) -> SourceMetadata:
-        """What the metadata state; with `files`, also what is wrong with the files of rows and videos."""
+        """Return the contents of the metadata; with `files`, also the problems of files of rows and videos."""
         return source_metadata(self._info, self._metadata(), files=files)
 
     def shard_starts(self) -> list[int]:
-        """The first episodes of the runs that a stream reads."""
+        """Return the first episode of each run of episodes that a stream reads at once."""
         entries = list(read_episodes(self._info).values())
         paths = {path for entry in entries for path in (entry.data, *(one.path for one in entry.videos.values()))}
         sizes = {path: (self.path / path).stat().st_size for path in paths if (self.path / path).is_file()}
         return [run[0].number for run in runs_of(entries, sizes) if run]
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes that cannot be read."""
+        """Raise the error of the first of these episodes that cannot be read."""
         refuse_damaged(numbers, self.found.damaged)
 
     def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
-        """The videos of these episodes that are kept."""
+        """Return the kept videos of these episodes, and their frame indexes."""
         found = self.found
         names = [column.name for column in found.columns.columns if column.is_kept]
         chosen = [found.episodes[number] for number in numbers if number in found.episodes]
@@ -943,7 +955,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return kept_contents(self._info, {path: found.videos[path] for path in paths})
 
     def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
-        """Yield episodes that follow one another in a file together, up to about `piece_bytes`."""
+        """Yield consecutive episodes of a file together, in blocks of up to about `piece_bytes`."""
         episodes, at = self.found.episodes, 0
         most = self.piece_rows(self.found.columns.fields)
         while at < len(numbers):
@@ -990,7 +1002,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         for start in range(0, len(one), rows):
             stop = min(start + rows, len(one))
             last = stop == len(one)
-            # A state has a row more than there are steps, which is the first one of the next piece: it is held.
+            # Observations of a piece have one more row than steps, the first row of the next piece: read it only once.
             found = self._rows([one], columns, start + bool(held), min(stop + 1, len(one)))
             found = {name: np.concatenate((held[name], array)) if held else array for name, array in found.items()}
             held = {} if last else {name: array[-1:].copy() for name, array in found.items()}
@@ -1010,7 +1022,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
             )  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:
-        """Return what `meta/stats.json` should have: of all rows, and of pictures as LeRobot samples them."""
+        """Compute the contents of `meta/stats.json`, of all rows, and of pictures sampled as in LeRobot."""
         episodes = self.found.episodes.values()
         found: dict[str, dict[str, Any] | None] = {}
         for name, feature in self._info.features.items():
@@ -1029,7 +1041,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
         return {name: one for name, one in found.items() if one is not None}
 
     def _numbers(self, name: str, shape: tuple[int, ...]) -> Iterator[Array]:
-        """Yield the rows of a column, `[n, width]`."""
+        """Yield the rows of a column in chunks `[n, width]`."""
         for one in self.found.episodes.values():
             file = self._file(one.path)
             dtype = np.dtype(stored_form(file.schema.field(name).type))
@@ -1040,9 +1052,9 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
     def _rows(
         self, episodes: Sequence[FrameEpisode], columns: Sequence[FeatureColumn], start: int, stop: int
     ) -> dict[str, Array]:
-        """Read rows `[start, stop)` of an episode, or all rows of several that follow one another in a file.
+        """Read rows `[start, stop)` of an episode, or all rows of several consecutive ones, by feature.
 
-        By the names of features; flags are bool `[rows]`.
+        Flags are bool `[rows]`.
         """
         flags, place = self.found.columns.flags, episodes[0].start
         names = [column.name for column in columns if column.feature.dtype != VIDEO]
@@ -1079,7 +1091,7 @@ class LerobotReader(SurveyedReader[FoundDataset], PartsReader):
             self._files.popitem()[1].close()
 
     def files(self) -> list[Path]:
-        """The metadata, the files of rows, and the videos that are decoded."""
+        """The metadata, the files of rows, and the videos."""
         found = self.found
         names = [column.name for column in found.columns.columns if column.feature.dtype == VIDEO]
         videos = {one.videos[name].path for one in found.episodes.values() for name in names}
@@ -1099,24 +1111,24 @@ _EPISODE = re.compile(r".*/episode_(\d{1,9})\.(?:parquet|mp4)", re.ASCII)
 
 
 class LerobotSource(HubRepositorySource):
-    """Any dataset repository with a LeRobot dataset.
+    """Dataset repositories on the Hugging Face hub that hold a LeRobot dataset.
 
-    An id is `OWNER/NAME`, and is taken as it is. The repositories of `lerobot` are listed, and found by their words.
-    LeRobot tags the revisions of a dataset by version, like `v3.0`; the newest commit may be of another one.
+    An id is `OWNER/NAME`. Only the repositories of the owner `lerobot` are listed and searched. LeRobot tags the
+    revisions of a dataset by version, like `v3.0`; the newest commit may have another version.
     """
 
     name = "lerobot"
     owner = "lerobot"
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Find the files of a dataset: a request for the commit, and one for every 1,000 files or so."""
+        """Find the files of a dataset, with one request for the commit and one for about every 1,000 files."""
         if not _NAME.fullmatch(safe_id(dataset_id)):
             raise UsageError(f"{dataset_id!r} is not a repository", hint="write it like OWNER/NAME")
         commit = self.hub.commit(dataset_id, revision)
         found = [file for file in self.hub.tree(dataset_id, commit) if _FILES.fullmatch(file.path)]
         if all(file.path != INFO for file in found):
             raise DatasetNotFoundError(
-                f"hf://{dataset_id} has no {INFO} at {revision or commit[:7]}: it holds no dataset of LeRobot",
+                f"hf://{dataset_id} has no {INFO} at {revision or commit[:7]}: it is not a dataset of LeRobot",
                 hint="--revision takes a branch, a tag like v3.0, or a commit",
             )
         return self.described(dataset_id, dataset_id, commit, found)
@@ -1129,14 +1141,15 @@ class LerobotSource(HubRepositorySource):
         return [file for file in dataset.files if numbers[file.path] in chosen]
 
     def files_read(self, files: Sequence[RemoteFile], options: Mapping[str, Any]) -> Sequence[RemoteFile]:
-        """Return the files less the videos where images are left out."""
+        """Return the files that are needed: without videos if images are skipped."""
         skips = options.get("images") == "skip"
         return [file for file in files if not (skips and file.path.endswith(_VIDEO))]
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return runs of episodes that are in files of their own: one file of rows in v3, else about 64 MiB.
+        """Divide the episodes into shards that can be read separately, of about 64 MiB of files or more.
 
-        The metadata are fetched into `folder` for it. A video that holds frames of two shards is a file of both.
+        A file of rows belongs to one shard; a video with frames of two shards belongs to both. The metadata are fetched
+        into `folder`.
         """
         metadata = [file for file in dataset.files if file.path.startswith(_META_FOLDER)]
         self.fetch(metadata, folder)
@@ -1151,7 +1164,7 @@ class LerobotSource(HubRepositorySource):
         return found
 
     def episode_numbers(self, dataset: RemoteDataset) -> Sequence[int] | None:
-        """Return the numbers of the episodes that have files of their own; None in v3."""
+        """Return the numbers of the episodes from the names of files; None in v3, where files are shared."""
         rows = (_episode_of(path) for path in dataset.paths if path.endswith(".parquet"))
         return sorted({number for number in rows if number is not None}) or None
 

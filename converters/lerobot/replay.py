@@ -1,4 +1,4 @@
-"""Datasets of LeRobot as buffers, columns of LeRobot as tensordicts, and references to frames of video files."""
+"""Replay buffers on datasets of LeRobot, columns of LeRobot as tensordicts, and references to video frames."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ _OPTIONS = ("stream", "auto_decode", "device", "dtype")
 
 
 class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-defined]
-    """Frames of video files, of any batch shape; indexing, stacking and pickling move numbers alone.
+    """References to frames of video files, with any batch shape.
 
-    `VideoClipRef("a.mp4")` refers to all frames of a file, `VideoClipRef("a.mp4", frame_index)` to these, in the shape
-    of `frame_index`. `from_file`, `from_files` and `from_timestamps` take `stream`, `auto_decode`, and, for `frames`,
-    `device` and `dtype`. Names and form match TorchRL.
+    Indexing, stacking and pickling only move frame numbers; `decode` or `frames` decodes the pixels.
+    `VideoClipRef("a.mp4")` refers to all frames of a file, and `VideoClipRef("a.mp4", frame_index)` to some, in the
+    shape of `frame_index`. The constructors `from_file`, `from_files` and `from_timestamps` accept the options
+    `stream`, `auto_decode`, `device` and `dtype`. Names and behaviour match TorchRL.
 
     Args:
-        sources: the path of the file, or the paths of several; kept as a tuple of text.
+        sources: the path of a file, or the paths of several; stored as a tuple of strings.
         frame_index: the number of each frame in its file, int64 `[*batch]`; all frames of one file by default.
-        file_id: the place of its file in `sources`, int64 `[*batch]` or one number; 0 by default.
-        stream: None or 0: the first video of a file is what is read.
-        auto_decode: whether a buffer decodes the frames in the batches that it gives.
-        out_device, out_dtype: what `frames` has, by default the CPU and uint8.
+        file_id: the index of each frame's file in `sources`, int64 `[*batch]` or one number; 0 by default.
+        stream: None or 0, since only the first video stream of a file is read.
+        auto_decode: whether a buffer decodes the frames in its batches.
+        out_device, out_dtype: device and type of `frames`, the CPU and uint8 by default.
 
     Raises:
-        UsageError: (a ValueError) another `stream`, `file_id` of another shape, or several files without `frame_index`.
+        UsageError: (a ValueError) `stream` is not 0, `file_id` has another shape than `frame_index`, or there are
+            several files and no `frame_index`.
 
     >>> clip = VideoClipRef("a.mp4", torch.arange(8))
     >>> clip.batch_size, clip.file_id.unique(), clip.rebin(2).frame_index, clip.rebin(2, 2).frame_index.tolist()
@@ -63,10 +65,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
     out_device: Any = None
     out_dtype: Any = None
 
-    def __post_init__(self) -> None:  # of what was indexed or stacked, too
+    def __post_init__(self) -> None:  # also called for results of indexing, stacking and comparing
         given, frames = self.sources, self.frame_index
         one = isinstance(given, str | os.PathLike)
-        if isinstance(given, torch.Tensor):  # of a comparison
+        if isinstance(given, torch.Tensor):  # the result of a comparison
             return
         if not one and (
             any(not isinstance(path, str | os.PathLike) for path in given)
@@ -75,7 +77,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
             return
         require_flags(auto_decode=self.auto_decode)
         if self.stream not in (None, 0):
-            raise UsageError(f"stream is {self.stream!r}, and the first video of a file is what is read")
+            raise UsageError(f"stream is {self.stream!r}, expected 0: only the first video of a file is read")
         paths = tuple(os.fspath(path) for path in ([given] if one else given))
         if frames is None and len(paths) != 1:
             raise UsageError(f"frame_index is None, expected numbers of frames of {len(paths)} files")
@@ -91,7 +93,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         self.sources, self.frame_index, self.file_id = paths, frames, files.expand(frames.shape).clone()
         self.batch_size = frames.shape
         for name, value in plain.items():
-            if value is not None:  # in every shape that frames are brought into
+            if value is not None:  # as non-tensor data, which follows changes of the batch shape
                 setattr(self, name, NonTensorData(value, batch_size=frames.shape))
 
     @classmethod
@@ -105,7 +107,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         frames_per_bin: int | None = None,
         **options: Any,
     ) -> VideoClipRef:
-        """Refer to these frames of a file, by default to the first `num_frames`, or all; `num_bins` as for `rebin`."""
+        """Refer to frames of a file: `frame_index`, or the first `num_frames`, or all.
+
+        With `num_bins` and `frames_per_bin`, these frames are reduced by `rebin`.
+        """
         frames = torch.arange(num_frames) if frame_index is None and num_frames is not None else frame_index
         return _rebinned(cls(path, frames, **_named(options)), num_bins, frames_per_bin)
 
@@ -119,10 +124,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         frames_per_bin: int | None = None,
         **options: Any,
     ) -> VideoClipRef:
-        """Refer to the first frames of several files, one file after the other: `[sum of the numbers]`.
+        """Refer to the first frames of several files, one file after the other, `[total number of frames]`.
 
-        `num_frames_per_file` is one number for all files or one for each, by default all of their frames. `num_bins` as
-        for `rebin`.
+        `num_frames_per_file` is one number for all files, or one for each; all frames by default. With `num_bins` and
+        `frames_per_bin`, these frames are reduced by `rebin`.
         """
         given = [_frames_in(path) for path in paths] if num_frames_per_file is None else num_frames_per_file
         counts = [int(count) for count in ([given] * len(paths) if isinstance(given, numbers.Integral) else given)]  # type: ignore[union-attr]
@@ -135,10 +140,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
     @classmethod
     @suggests_keywords(*_OPTIONS)
     def from_timestamps(cls, path: PathLike, timestamps: Any, fps: float | None = None, **options: Any) -> VideoClipRef:
-        """Refer to the frames nearest to these times, in seconds: `frame = round(time * fps)`.
+        """Refer to the frames nearest to times in seconds: `frame = round(time * fps)`.
 
-        Without `fps`, the time of each frame is read from the file. UsageError (a ValueError) for times that are not
-        from 0, and for an `fps` that is not above 0.
+        Without `fps`, the times of frames are read from the file. Raises UsageError (a ValueError) for times that are
+        negative or not finite, and unless `fps` is above 0.
         """
         if fps is not None and (
             isinstance(fps, bool) or not isinstance(fps, numbers.Real) or not 0 < fps < float("inf")
@@ -146,7 +151,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
             raise UsageError(f"fps is {fps!r}, expected a number above 0")
         times = torch.as_tensor(timestamps, dtype=torch.float64)
         if not bool(((times >= 0) & times.isfinite()).all()):
-            raise UsageError("the timestamps are not all numbers from 0")
+            raise UsageError("timestamps has negative or non-finite times, expected seconds from 0")
         if fps is None:
             with open_video(Path(path)) as video:
                 known = torch.from_numpy(video.index.times)
@@ -157,7 +162,7 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The files, whether references were stacked or not; UsageError where others were stacked with them."""
+        """The paths of the files, also of stacked references; UsageError if those refer to different files."""
         found = self.sources
         if isinstance(found, tuple):
             return found
@@ -173,21 +178,21 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
 
     @property
     def source(self) -> str:
-        """The file, where there is one; UsageError where there are several."""
+        """The path of the only file; UsageError if there are several."""
         if len(self.paths) != 1:
             raise UsageError(f"there are {len(self.paths)} files, expected one", hint="sources names all of them")
         return self.paths[0]
 
     @property
     def frames(self) -> torch.Tensor:
-        """The decoded frames, as `out_device` and `out_dtype` state."""
+        """The decoded frames, on `out_device` and of type `out_dtype`."""
         return self.decode(self.out_device, self.out_dtype)
 
     def rebin(self, num_bins: int, frames_per_bin: int | None = None) -> VideoClipRef:
-        """Cut the frames, `[n]`, into parts of about equal length: the middle of each, `[num_bins]`.
+        """Divide frames `[n]` into bins of about equal length, and return the middle frame of each, `[num_bins]`.
 
-        With `frames_per_bin`, as many of each, from its first to its last: `[num_bins, frames_per_bin]`. UsageError (a
-        ValueError) for more parts than frames.
+        With `frames_per_bin`, return that many frames of each bin, evenly spaced from its first to its last:
+        `[num_bins, frames_per_bin]`. Raises UsageError (a ValueError) for more bins than frames.
         """
         count = self.frame_index.shape[0] if self.frame_index.ndim == 1 else 0
         if not 0 < num_bins <= count or (frames_per_bin is not None and frames_per_bin < 1):
@@ -202,10 +207,10 @@ class VideoClipRef(TensorClass["nocast"]):  # type: ignore[type-arg, name-define
         return chosen
 
     def decode(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Decode the frames: uint8 `[*batch, 3, height, width]`, or of another type, with the same values.
+        """Decode the frames as uint8 `[*batch, 3, height, width]`; with `dtype`, the same values in that type.
 
-        CorruptDataError for a video that is damaged, UsageError for frames that it does not have, and for files whose
-        frames have different sizes.
+        Raises CorruptDataError for a damaged video, UsageError for frames that a video does not have, and for files
+        with frames of different sizes.
         """
         paths, files = self.paths, self.file_id.reshape(-1).numpy(force=True)
         numbers = self.frame_index.reshape(-1).numpy(force=True)
@@ -231,7 +236,7 @@ def _frames_in(path: PathLike) -> int:
 
 
 def _named(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the names of fields."""
+    """Return the options of a constructor under the names of the fields."""
     return {f"out_{name}" if name in ("device", "dtype") else name: value for name, value in options.items()}
 
 
@@ -249,7 +254,7 @@ _IMAGES = ("observation", "images")
 
 
 def key_of_column(name: str, key_map: Mapping[str, Any] | None = None) -> KeyPath:
-    """Return the key of a column: what `key_map` has for it, else the key that TorchRL uses."""
+    """Return the key of a column, from `key_map` if it has one, else the key that TorchRL uses."""
     if key_map is not None and name in key_map:
         return as_key(key_map[name])
     if name in _NAMED:
@@ -262,16 +267,20 @@ def key_of_column(name: str, key_map: Mapping[str, Any] | None = None) -> KeyPat
 def lerobot_columns_to_tensordict(
     columns: Mapping[str, Any], *, key_map: Mapping[str, Any] | None = None
 ) -> TensorDict:
-    """Return columns of frames, by LeRobot's names, as a tensordict of batch size `[N]`.
+    """Return columns of frames with LeRobot's names as a tensordict of batch size `[N]`.
 
-    A column is a tensor or an array `[N, …]`, a `VideoClipRef` `[N]`, or a list of N texts, which becomes non-tensor
-    data. `observation.state` becomes `("observation", "state")`, `observation.images.top` is
-    `("observation", "image", "top")`, `episode_index` `"episode"`, `frame_index` `"frame"` and `task`
-    `"language_instruction"`; other names with dots are nested. `key_map` names the keys of some columns otherwise.
-    Vectors under `next` get a trailing dimension of one.
+    `observation.state` becomes `("observation", "state")`, `observation.images.top` becomes `("observation", "image",
+    "top")`, `episode_index` `"episode"`, `frame_index` `"frame"`, and `task` `"language_instruction"`; other names are
+    nested at their dots. Vectors under `next` get a trailing dimension of one. Names and behaviour match TorchRL.
 
-    UsageError (a ValueError) for no columns, and for a list that is not of texts alone; SchemaError (a RuntimeError)
-    for columns of different lengths. Names and form match TorchRL.
+    Args:
+        columns: by name, a tensor or an array `[N, …]`, a `VideoClipRef` `[N]`, or a list of N strings, which becomes
+            non-tensor data.
+        key_map: keys for some columns, by name, in place of those above.
+
+    Raises:
+        UsageError: (a ValueError) there are no columns, or a list has anything but strings.
+        SchemaError: (a RuntimeError) columns have different lengths.
 
     >>> columns = {"action": torch.zeros(2, 3), "next.reward": torch.ones(2), "task": ["open", "open"]}
     >>> rows = lerobot_columns_to_tensordict(columns)
@@ -313,11 +322,13 @@ def _value_of(name: str, column: Any) -> Any:
 
 
 class RestoredColumns(Transform):
-    """Puts texts, and frames of videos, in the place of the numbers that a storage has for them.
+    """Replaces numbers in a batch by the texts and the video frames that they stand for.
 
-    `texts` has the texts of an entry by number, under the key of that entry and the one that they are put at; an entry
-    that has the key of its texts is replaced. `clips` has the references to all files of an entry, whose rows are
-    int64 `[2]`: a file and a frame; they are decoded to uint8 `[3, height, width]` where `decode` is set.
+    Args:
+        texts: the texts of an entry by number, under the pair of the entry's key and the key for its texts, which may
+            be the same.
+        clips: the video files of an entry by its key; its rows are int64 `[2]`, the index of a file and a frame.
+        decode: whether frames are decoded to uint8 `[3, height, width]`; else batches have a `VideoClipRef`.
     """
 
     def __init__(
@@ -349,7 +360,7 @@ def _stacked(texts: list[str], batch: TensorDictBase) -> Any:
 
 
 def stored_columns(rows: TensorDict, *, decode: bool) -> tuple[TensorDict, RestoredColumns]:
-    """Return rows of numbers alone, and what makes the rows of them again."""
+    """Return rows with texts and video frames replaced by numbers, and the transform that restores them."""
     texts: dict[tuple[KeyPath, KeyPath], dict[int, str]] = {}
     clips: dict[KeyPath, tuple[str, ...]] = {}
     built = TensorDict({}, batch_size=rows.batch_size)
@@ -367,10 +378,10 @@ def stored_columns(rows: TensorDict, *, decode: bool) -> tuple[TensorDict, Resto
 
 
 def with_next_observations(rows: TensorDict) -> TensorDict:
-    """Return rows with `("next", "observation", …)`: the observation of the following row of the same episode.
+    """Return rows with `("next", "observation", …)`, the observation of the following row of the same episode.
 
-    Elsewhere, and where `("next", "done")` is set, it is NaN, or 0 where the type has none. Frames of videos are left
-    alone, and named in a warning. UsageError (a ValueError) where no `episode` separates rows.
+    At the end of an episode, and where `("next", "done")` is set, it is NaN, or 0 in types without NaN. Video frames
+    get no next ones, with a warning. Raises UsageError (a ValueError) for rows without `episode`.
     """
     if rows.get("episode", None) is None:
         raise UsageError("rehydrate=True needs the column episode_index, which separates episodes")
@@ -395,8 +406,8 @@ def with_next_observations(rows: TensorDict) -> TensorDict:
 
 
 def _leaves(rows: TensorDictBase, lead: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the columns: tensors, references to frames, and texts."""
-    for name in rows.keys():  # noqa: SIM118  # of a tensordict
+    """Yield the columns with their keys: tensors, references to frames, and texts."""
+    for name in rows.keys():  # noqa: SIM118  # iterating over a tensordict yields rows, not keys
         value = rows.get(name)
         if isinstance(value, TensorDictBase) and not isinstance(value, NonTensorStack):
             yield from _leaves(value, (*lead, name))
@@ -405,31 +416,35 @@ def _leaves(rows: TensorDictBase, lead: KeyPath = ()) -> Iterator[tuple[KeyPath,
 
 
 class LeRobotExperienceReplay(SourceExperienceReplay):
-    """A dataset of LeRobot as a buffer of TED steps; one that is not stored yet is downloaded first.
+    """A replay buffer of TED steps on a LeRobot dataset, which is downloaded first if it is not stored yet.
 
     - `repo_id`: the repository on the hub, `OWNER/NAME`.
-    - `root`: the folder in which the dataset is at `<root>/<repo_id>`; `lerobot` below the storage root by default.
-    - `download`: whether it is downloaded if it is not there; `"force"` downloads it again and replaces it.
-    - `batch_size`: how many elements `sample()` and iteration give.
-    - `num_slices` or `slice_len`: draws slices of episodes with a `SliceSampler`; `strict_length` is its argument.
+    - `root`: the folder that holds the dataset at `<root>/<repo_id>`; `lerobot` below the storage root by default.
+    - `download`: whether a dataset that is not stored is downloaded; `"force"` downloads it again and replaces it.
+    - `batch_size`: the number of elements that `sample()` and iteration return.
+    - `num_slices` or `slice_len`: sample slices of episodes with a `SliceSampler`; `strict_length` is its argument.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as for `ReplayBuffer`; the default
       writer refuses to add anything.
     - `key_map`: other keys for columns, by LeRobot's names, like `{"observation.state": "state"}`.
-    - `decode_video`: whether batches have the frames of videos, uint8 `[*batch, 3, height, width]`. Without, they have
-      references under `"video"`, and nothing is decoded.
-    - `rehydrate`: accepted for compatibility, without effect: next observations are always there.
+    - `decode_video`: whether batches contain the frames of videos, uint8 `[*batch, 3, height, width]`; otherwise they
+      contain references under `"video"`, and nothing is decoded.
+    - `rehydrate`: accepted for compatibility, without effect: next observations are always present.
 
     Elements have `("observation", "state")`, `("observation", "image", NAME)`, `action`, `episode`, `frame`,
-    `language_instruction` (text), `subtask` (text, where there are subtasks), and `("next", …)` with the observations
-    after the step, never of another episode. Where there are rewards, the last frame of an episode that no flag ends is
-    not a step of its own; without, it is, and its observation is repeated. The `index` of LeRobot is `("info",
-    "index")`; `"index"` is the sampler's. A stored dataset is opened without the network.
+    `language_instruction` (text), `subtask` (text, if the dataset has subtasks), and `("next", …)` with the
+    observations after the step, never from another episode. LeRobot stores no observation after the last frame of an
+    episode. In a dataset with rewards, a last frame that does not terminate the episode is therefore no step of its
+    own; in a dataset without rewards it is, and its observation is repeated. LeRobot's `index` is `("info", "index")`;
+    `"index"` belongs to the sampler. A stored dataset is opened without network access.
 
-    `from_columns` makes a buffer of columns in memory.
+    `from_columns` makes a buffer from columns in memory. Names and behaviour match TorchRL.
 
-    DatasetNotFoundError (a FileNotFoundError) for a repository that the hub does not have and for a dataset that is not
-    there and may not be downloaded, CorruptDataError for one that is damaged, UsageError (a ValueError) for arguments
-    that make no sense, and what `rbtool.download` raises. Names and form match TorchRL.
+    Raises:
+        DatasetNotFoundError: (a FileNotFoundError) the hub does not have the repository, or the dataset is not stored
+            and may not be downloaded.
+        CorruptDataError: the dataset is damaged.
+        UsageError: (a ValueError) an argument is invalid.
+        RbtoolError: any error of `rbtool.download`.
     """
 
     source = "lerobot"
@@ -476,7 +491,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         )
 
     def transform_for(self, reader: StepReader, transform: Any) -> Any:
-        """Add texts, decode, and rename, before the transform of the user."""
+        """Return the transform that adds texts, decodes videos and renames keys, followed by the user's transform."""
         parts: list[Any] = [RestoredColumns(texts, {})] if (texts := _texts_of(reader.path)) else []
         if self._key_map:
             names = list(self._key_map)
@@ -503,12 +518,12 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         transform: Any = None,
         **arguments: Any,
     ) -> Self:
-        """Make a buffer of columns in memory, as `lerobot_columns_to_tensordict` takes them.
+        """Make a buffer from columns in memory, in the form that `lerobot_columns_to_tensordict` accepts.
 
-        Texts are texts in batches, and frames of a `VideoClipRef` are decoded, or referred to without `decode_video`.
-        With `rehydrate` rows have `("next", "observation", …)`: the following row where that continues the episode,
-        else NaN, or 0 in types without. A column that is not a sequence is left out, with a warning. No folder is made,
-        not even `root`. The other arguments are as for the class.
+        Batches contain texts as texts, and the frames of a `VideoClipRef` decoded, or references without
+        `decode_video`. With `rehydrate`, rows have `("next", "observation", …)`: the following row of the episode; at
+        its end NaN, or 0 in types without NaN. A column that is not a sequence is left out, with a warning. Nothing is
+        written, and `root` is not created. The other arguments are those of the class.
         """
         require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}
@@ -542,7 +557,7 @@ def _sampler(sampler: Any, num_slices: int | None, slice_len: int | None, *, str
 
 
 def _texts_of(dataset: Path) -> dict[tuple[KeyPath, KeyPath], dict[int, str]]:
-    """Return the texts of tasks and subtasks, for `RestoredColumns`, from the metadata that the dataset keeps."""
+    """Return the texts of tasks and subtasks for `RestoredColumns`, from LeRobot's metadata in the dataset."""
     root = dataset / HIDDEN / "source"
     if not (root / "meta").is_dir():
         return {}

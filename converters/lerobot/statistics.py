@@ -1,11 +1,11 @@
-"""The statistics that LeRobot keeps of a feature: of each episode and of all rows.
+"""Statistics of features in the form of LeRobot, for each episode and for all rows.
 
     min, max, mean, std   the deviation divides by the number of values
-    q01 … q99             quantiles, exact and interpolated as numpy.quantile does
-    count                 rows; of pictures, the frames that were looked at
+    q01 … q99             exact quantiles, interpolated like numpy.quantile
+    count                 number of rows; of pictures, the number of sampled frames
 
-Values that are not finite are left out. Pictures are sampled as LeRobot does: of n frames it takes about n^(3/4), and
-of large ones not every pixel.
+Values that are not finite are left out. Pictures are sampled as in LeRobot: about n^(3/4) of n frames, and not every
+pixel of large frames.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...core.stats import Moments
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 NAMES = ("min", "max", "mean", "std", "count", *QUANTILES)
 Statistics: TypeAlias = dict[str, Array]
-"""By name, an array `[width]` of all rows or `[episodes, width]`; `count` is `[1]` or `[episodes, 1]`."""
+"""Arrays by the names in `NAMES`: `[width]` for all rows, `[episodes, width]` for episodes; `count` has width 1."""
 _HELD_BYTES = 64 << 20
 _FEWEST, _MOST, _POWER = 100, 10_000, 0.75
 _LARGE, _SMALL = 300, 150
@@ -29,7 +29,7 @@ _CODES = 1 << 16
 
 
 def of_episodes(rows: Array, lengths: Array) -> Statistics:
-    """Return the statistics of consecutive episodes, from their rows `[n, width]`."""
+    """Return the statistics of each of several consecutive episodes, from their rows `[n, width]`."""
     values = np.where(np.isfinite(rows), rows, np.nan) if rows.dtype.kind == "f" else rows
     starts = np.cumsum(lengths) - lengths
     found = {name: np.empty((len(lengths), rows.shape[1])) for name in NAMES if name != "count"}
@@ -52,7 +52,7 @@ def of_episodes(rows: Array, lengths: Array) -> Statistics:
 
 
 def _at(ordered: Array, ranks: Array) -> Array:
-    """Return the values at ranks `[k, width]` of `[k, rows, width]`, between two rows in proportion."""
+    """Return the values at fractional ranks `[k, width]` of sorted rows `[k, rows, width]`, interpolated."""
     low = np.clip(np.floor(ranks), 0, None).astype(np.int64)
     high = np.minimum(low + 1, ordered.shape[1] - 1)
     before, after = (np.take_along_axis(ordered, place[:, None], axis=1)[:, 0] for place in (low, high))
@@ -61,9 +61,12 @@ def _at(ordered: Array, ranks: Array) -> Array:
 
 
 def of_all(chunks: Callable[[], Iterator[Array]], rows: int) -> Statistics:
-    """Return the statistics of all rows, which `chunks()` gives as often as it is called, `[n, width]` at a time.
+    """Return the statistics of all rows; NaN for a column without a finite value.
 
-    Quantiles hold a part of the columns at a time: one of them, or 64 MiB. NaN for a column without a finite value.
+    Args:
+        chunks: yields all rows in chunks `[n, width]`; it is called several times, since quantiles need all values of a
+            column at once, and only 64 MiB of columns (or one column) are held at a time.
+        rows: the number of rows.
     """
     total: Moments | None = None
     kind = np.dtype(np.float64)
@@ -92,7 +95,7 @@ def of_all(chunks: Callable[[], Iterator[Array]], rows: int) -> Statistics:
 
 
 def _quantiles(column: Array) -> Array:
-    """Return the quantiles of finite numbers, which are put into another order."""
+    """Return the quantiles of finite numbers; `column` is reordered in place."""
     ranks = np.array(list(QUANTILES.values())) * (len(column) - 1)
     low = np.floor(ranks).astype(np.int64)
     high = np.minimum(low + 1, len(column) - 1)
@@ -103,28 +106,28 @@ def _quantiles(column: Array) -> Array:
 
 
 def listed(found: Statistics, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """Return statistics as `stats.json` has them; None where a number has no finite value."""
+    """Return statistics in the form of `stats.json`; None if one of the numbers is never finite."""
     if not all(np.isfinite(values).all() for values in found.values()):
         return None
     return {name: values.reshape((1,) if name == "count" else shape).tolist() for name, values in found.items()}
 
 
 def sampled_frames(count: int) -> Array:
-    """Return the numbers of the frames that LeRobot looks at, of the `count` frames of an episode."""
+    """Return the numbers of the frames that LeRobot samples from an episode of `count` frames."""
     wanted = max(min(_FEWEST, count), min(int(count**_POWER), _MOST))
     return np.round(np.linspace(0, count - 1, wanted)).astype(np.int64)
 
 
 class PictureCounts:
-    """How often each value is in each channel of pictures `[n, height, width, channels]`.
+    """Histograms of the channels of pictures `[n, height, width, channels]`, for exact statistics in little memory.
 
-    `values` has the number that each code stands for, such as `arange(256) / 255`. Floats are counted by their leading
-    16 bits: their quantiles are exact to 0.4 %, and all else is exact.
+    `values` has the number that each code in the pictures stands for, such as `arange(256) / 255`. With None, pictures
+    are floats and counted by their leading 16 bits: their quantiles are exact to 0.4 %, all other statistics fully.
     """
 
     @classmethod
     def of(cls, dtype: str, channels: int) -> Self:
-        """Return counts of no picture, for images of this element type, or depths in their unit."""
+        """Return empty counts for images of this element type; uint16 and floats are depths."""
         known = {"uint8": np.arange(256) / 255, "uint16": np.arange(_CODES, dtype=np.float64)}
         return cls(known.get(dtype), channels)
 
@@ -135,7 +138,7 @@ class PictureCounts:
         self.frames = 0
 
     def add(self, pictures: Array) -> None:
-        """Count sampled pictures: of large ones, every few pixels."""
+        """Add sampled pictures; large ones are subsampled."""
         longest = max(pictures.shape[1:3])
         step = 1 if longest < _LARGE else longest // _SMALL
         pixels = pictures[:, ::step, ::step].reshape(-1, pictures.shape[-1])
@@ -150,7 +153,7 @@ class PictureCounts:
             counts += np.bincount(codes[:, channel], minlength=len(counts))[: len(counts)]
 
     def empty(self) -> PictureCounts:
-        """Return counts of the same values, of no picture."""
+        """Return empty counts for the same values."""
         return PictureCounts(self._values, len(self._counts))
 
     def merge(self, other: PictureCounts) -> None:
@@ -187,7 +190,10 @@ class PictureCounts:
 
 
 def _float_codes() -> Array:
-    """Return the number that each code of a float stands for: the middle of those with these leading bits."""
+    """Return the number that each 16-bit code stands for: the middle of the floats with these leading bits.
+
+    Codes ascend with the numbers: positive floats have their sign bit set, the bits of negative ones are inverted.
+    """
     codes = np.arange(_CODES, dtype=np.uint32)
     bits = (codes << 16) | np.uint32(1 << 15)
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Logs of robots: MCAP, ROS 2 bags and ROS 1 bags, whose topics a user maps to the keys of steps; MCAP is exported."""
+"""Robot logs (MCAP, ROS 2 and ROS 1 bags), whose topics a user maps to keys of steps, and exports to MCAP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The files of robot logs: MCAP, ROS 2 bags in SQLite and ROS 1 bags, as messages of topics in order of log time.
+"""Reads messages of chosen topics from the files of robot logs: MCAP, ROS 2 bags in SQLite, and ROS 1 bags.
 
-A `Log` tells where the messages of chosen topics are, without reading other topics, and brings their bytes.
+A `Log` finds the messages of a topic in order of log time, without reading other topics, and returns their bytes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _BAG = "rosbag2_bagfile_information"
 _NAMED = (".mcap", ".db3", ".bag", ".mcap.zstd", ".db3.zstd", ".bag.active")
 _SUFFIXES = (".mcap", ".db3", ".bag", ".zstd", ".active")
 _CACHED_BYTES = 16 << 20
-"""Of parts that are unpacked: about as much as a cache of the processor holds."""
+"""Bytes of decompressed chunks that are kept, about the size of a processor's cache."""
 _MOST_BYTES = 1 << 31
-"""The most bytes that a chunk or a message has: more is damage, and would take all memory."""
+"""Limit in bytes for a chunk or a message: a larger size is damage, and would exhaust memory."""
 _MOST_TEXT, _MOST_ATTACHED = 4096, 1 << 20
 _LOOKED_AT, _DEPTH = 4096, 3
 _MESSAGE_HEAD = struct.Struct("<HIQQ")
@@ -49,13 +49,13 @@ _RECORD_HEAD = struct.Struct("<BQ")
 _INDEX_ENTRY = np.dtype([("log", "<u8"), ("offset", "<u8")])
 _HEAD = np.dtype([("opcode", "u1"), ("size", "<u8"), ("channel", "<u2"), ("sequence", "<u4"), ("log", "<u8")])
 _HEAD_BYTES = np.arange(_HEAD.itemsize)
-"""How the record of a message begins."""
+"""The beginning of a message record in MCAP."""
 MARKER = re.compile(r"episode|marker|record", re.IGNORECASE)
 """Names of topics that may mark episodes."""
 
 
 def library(name: str) -> Any:
-    """Import a library of the extra `logs`; UsageError where it is not installed."""
+    """Import a library of the extra `logs`; UsageError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -64,10 +64,15 @@ def library(name: str) -> Any:
 
 @dataclass(slots=True)
 class Topic:
-    """A topic: the schemas of those who publish on it, and the number of its messages, None where not stated.
+    """A topic of a log, or the part of a topic that comes from one publisher.
 
-    `is_numbered`: its publisher has no name, and the number of a channel stands for one. Another file may give that
-    number to another publisher.
+    Attributes:
+        name: the topic, or `/topic@publisher`.
+        schemas: the types of its messages, one for each distinct type of its publishers.
+        channels: the numbers of its channels in the file.
+        count: the number of its messages, None if it is not stated.
+        is_numbered: whether the publisher has no name, so that the number of its channel stands for it. Another file
+            may give this number to another publisher.
     """
 
     name: str
@@ -77,7 +82,7 @@ class Topic:
     is_numbered: bool = False
 
     def codec(self, log: str) -> Codec:
-        """Return what decodes its messages; FormatError for publishers that have different types."""
+        """Return the codec of its messages; FormatError if publishers send different types."""
         if len(self.schemas) > 1:
             kinds = ", ".join(dict.fromkeys(f"{one.name} ({one.message})" for one in self.schemas))
             raise FormatError(f"{log}: messages of different types are on {self.name}: {kinds}")
@@ -86,10 +91,11 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The messages of a topic in order of log time, and in the order of the file where that is equal.
+    """The messages of a topic in order of log time; messages with equal times are in the order of the file.
 
-    `log` is int64 `[n]` in nanoseconds, `places` int64 `[n, 3]`: the number of a file, and two numbers that say where
-    in it a message is.
+    Attributes:
+        log: log times in nanoseconds, int64 `[n]`.
+        places: where each message is, int64 `[n, 3]`: the number of the file, and two numbers for the place in it.
     """
 
     log: Array
@@ -108,17 +114,25 @@ class Index:
 
     @property
     def has_twice(self) -> bool:
-        """Whether a message is in it twice, in place of another one."""
+        """Whether a message occurs twice, as in a damaged index, where it hides another message."""
         same = self.log[1:] == self.log[:-1]
         return bool((self.places[1:][same] == self.places[:-1][same]).all(1).any())
 
 
 class Log(Closing, ABC):
-    """One recording. `name` is what messages call it, `texts` what it states about its episode, by name.
+    """A recording, open for reading.
 
-    `notes` say what is odd about it. `attachments` are small files in it. A topic on which several publishers send at
-    the same time is a topic for each of them, `/topic@publisher`: `divided` has these by the name of the topic. Such a
-    name is understood in every log, also where that publisher is the only one: recordings share a map.
+    A topic on which several publishers send at the same time is divided into one topic for each publisher, named
+    `/topic@publisher`. Such names work in every log, even if a topic has only one publisher, because all recordings
+    share one map.
+
+    Attributes:
+        name: the name of the recording in errors.
+        topics: the topics by name, those of single publishers in place of divided ones.
+        divided: the names of the topics of single publishers, by the name of each divided topic.
+        texts: texts about the episode, from the metadata of the recording.
+        notes: sentences on anything unusual.
+        attachments: small files inside the recording, by name.
     """
 
     kind = ""
@@ -140,7 +154,7 @@ class Log(Closing, ABC):
         """The files."""
 
     def index(self, names: Collection[str]) -> dict[str, Index]:
-        """Find the messages of these topics, of each once."""
+        """Return the messages of these topics; indexes are kept. CorruptDataError for a repeated message."""
         if new := [name for name in names if name not in self._indexes]:
             self._indexes |= self.find(new)
             if twice := next((name for name in new if self._indexes[name].has_twice), None):
@@ -149,20 +163,24 @@ class Log(Closing, ABC):
 
     @abstractmethod
     def find(self, names: Collection[str]) -> dict[str, Index]:
-        """Find the messages of these topics, none where there is no such topic; the arrays may be changed."""
+        """Find the messages of these topics, none for an unknown one; the caller may change the arrays."""
 
     @abstractmethod
     def message(self, place: Sequence[int], log: int | None = None) -> tuple[int | None, Buffer]:
-        """Return when a message was published, None where that is not known, and its bytes.
+        """Return the time of publishing of a message, None if unknown, and its bytes.
 
-        CorruptDataError where it was logged at another time than `log`, which an index states.
+        Raises CorruptDataError if its log time differs from `log`, the time in the index.
         """
 
     def read(self, asked: Sequence[tuple[Index, Array]]) -> Iterator[tuple[int, int, int | None, Buffer]]:
-        """Yield messages in the order in which the files have them, so that no part of a file is read twice.
+        """Yield messages in the order of the files, so that no part of a file is read twice.
 
-        `asked` has, for several topics, the numbers of messages, ascending. What is yielded is the position in `asked`,
-        that among its numbers, the time of publishing and the bytes, which are valid until the next one is asked for.
+        Args:
+            asked: for each of several topics, its index and the ascending numbers of wanted messages.
+
+        Yields:
+            For each message its position in `asked`, its position among these numbers, its time of publishing, and its
+            bytes, which are valid until the next message.
         """
         if not asked:
             return
@@ -176,14 +194,15 @@ class Log(Closing, ABC):
             yield owner, row, *self.message(place, log)
 
     def require_indexed(self, since: int, until: int) -> None:
-        """Compare the index with all that was logged between two times, also where no message of it is read.
+        """Compare the index with all messages logged between two times, even with those that no step uses.
 
-        An index has no checksum, and a wrong time in it hides a message behind others. CorruptDataError for one.
+        An index has no checksum, and a wrong time in it moves a message to where it is not used. Raises
+        CorruptDataError if the index does not agree with the messages.
         """
 
     @property
     def names(self) -> list[str]:
-        """The names that a map may have: of topics, and of each publisher on them."""
+        """The names that a map may use: topics, and `/topic@publisher` for each publisher."""
         return list(self.topics | {own: part for parts in self._publishers.values() for own, part in parts.items()})
 
     def _topic(self, name: str) -> Topic | None:
@@ -195,9 +214,10 @@ class Log(Closing, ABC):
         return [] if topic is None else topic.channels
 
     def topic(self, name: str, is_alone: bool = True) -> Topic:
-        """Return a topic; UsageError for one that the log does not have, or that several publishers send on.
+        """Return a topic; UsageError for an unknown or a divided one.
 
-        Unless the log `is_alone`, and in one file, it is one as well for a publisher that has a number and no name.
+        Also raises UsageError for a publisher that only has a number, unless the log `is_alone` (the only recording)
+        and consists of one file: the number may belong to another publisher in the next file.
         """
         if name in self.divided:
             names = self.divided[name]
@@ -219,7 +239,7 @@ class Log(Closing, ABC):
         return found
 
     def _add(self, name: str, schema: Schema, channel: int, count: int | None, publisher: str | None = None) -> None:
-        """Take a channel, which has the messages of one publisher on a topic; without a name it is one of its own."""
+        """Add a channel, the messages of one publisher on a topic; without a name, each channel is a publisher."""
         own = f"{name}@{channel if publisher is None else publisher}"
         self._join(name, Topic(own, [schema], [channel], count, is_numbered=publisher is None))
 
@@ -232,7 +252,7 @@ class Log(Closing, ABC):
             topic.count = None if part.count is None or topic.count is None else topic.count + part.count
 
     def _divide(self) -> None:
-        """Find the topics on which publishers send at the same time; one that takes over from another is no other."""
+        """Divide the topics on which publishers send at the same time, not those where one takes over from another."""
         for name, parts in self._publishers.items():
             if len(parts) < 2:
                 continue
@@ -246,12 +266,12 @@ class Log(Closing, ABC):
         self.divided[name] = list(self._publishers[name])
 
     def damaged(self, why: object, hint: str | None = None) -> NoReturn:
-        """Raise CorruptDataError."""
+        """Raise CorruptDataError for this recording."""
         raise CorruptDataError(f"{self.name} is damaged: {why}", hint=hint or "copy or record it again")
 
 
 class _Chunks:
-    """Parts of a file as they were before compression, of which the latest are kept."""
+    """A cache of decompressed chunks by their positions; the chunks that were used last are kept."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, bytes] = OrderedDict()
@@ -275,7 +295,7 @@ def _unzstd(data: Buffer, size: int | None, log: Log) -> bytes:
         stated = zstandard.frame_content_size(data)
         if stated > _MOST_BYTES or (stated >= 0 and size not in (None, stated)):
             log.damaged(f"a part of it would have {stated:,} bytes")
-        if stated < 0:  # memory for as many as there are, which may be fewer than a damaged size
+        if stated < 0:  # without a stated size, allocate as the data comes: `size` may be damaged
             return bytes(log._decompressor.decompressobj().decompress(data))
         found = log._decompressor.decompress(data)
     except zstandard.ZstdError as error:
@@ -297,14 +317,20 @@ def _unlz4(data: Buffer, size: int, log: Log) -> bytes:
 
 
 _ANY = (0, (1 << 64) - 1)
-"""The times that messages may have where none are stated."""
+"""The range of times of messages if none is stated."""
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """A chunk: where it is, and where its messages are by channel; None where only the chunk says.
+    """A chunk of an MCAP file: a compressed part with messages, followed in the file by an index of each channel.
 
-    `times` are the first and the last one of its messages, as the summary states them.
+    Attributes:
+        start: position of its record.
+        length: bytes of its record.
+        index_length: bytes of the indexes behind it.
+        channels: the channels of its messages, None if the summary does not list them.
+        times: first and last log time of its messages, from the summary.
+        entries: its index entries by channel, found by scanning it; None to read the indexes behind it.
     """
 
     start: int
@@ -319,7 +345,7 @@ _FOOTER = 9 + 20
 
 
 class McapLog(Log):
-    """An MCAP file, with or without chunks and an index; one that ends early is read as far as it is whole."""
+    """An MCAP file, with or without chunks and a summary; a file without an end is read up to its last whole record."""
 
     kind = "MCAP"
 
@@ -380,7 +406,7 @@ class McapLog(Log):
         return Schema(name, channel.message_encoding, encoding, bytes(data))
 
     def _read_summary(self) -> bool:
-        """Read the summary; False where it does not say where the messages are."""
+        """Read the summary; return False if it does not suffice to find all messages, so that a scan is needed."""
         foot = self._bytes(self._size - 8 - _FOOTER, _FOOTER)
         opcode, length = _RECORD_HEAD.unpack_from(foot)
         begin, _, checksum = struct.unpack_from("<QQI", foot, 9)
@@ -393,7 +419,7 @@ class McapLog(Log):
             self.damaged("its summary lies outside the file")
         data = self._bytes(begin, end - begin)
         if checksum and zlib.crc32(foot[:-4], zlib.crc32(data)) != checksum:
-            self.damaged("its summary has another checksum than it states")
+            self.damaged("the checksum of its summary does not match")
         chunks: list[_Chunk] = []
         counts, places = None, []
         for opcode, content in self._records_in(data):
@@ -417,8 +443,8 @@ class McapLog(Log):
             or (counts.metadata_count + counts.attachment_count > len(places))
         ):
             self._schemas, self._channels = {}, {}
-            if counts is not None and not chunks:  # messages outside chunks, which have no checksum
-                self._counts = counts.channel_message_counts or None  # an empty map: they were not counted
+            if counts is not None and not chunks:  # messages outside chunks have no checksum: compare their counts
+                self._counts = counts.channel_message_counts or None  # an empty map means that none were counted
                 self._span = (counts.message_start_time, counts.message_end_time)
             return False
         self._counts = counts.channel_message_counts
@@ -426,7 +452,7 @@ class McapLog(Log):
         for opcode, place in places:
             head = self._bytes(place.offset, 9)
             if head[0] != opcode - 1:
-                self.damaged("its index names records that are not there")
+                self.damaged("its index refers to records that do not exist")
             self._take_more(head[0], place.offset + 9, _RECORD_HEAD.unpack(head)[1])
         return True
 
@@ -438,7 +464,7 @@ class McapLog(Log):
             opcode, length = _RECORD_HEAD.unpack_from(data, at)
             at += 9
             if length > len(data) - at:
-                self.damaged("a record in it is longer than the part that it is in")
+                self.damaged("a record in it is longer than the section that contains it")
             yield opcode, data[at : at + length]
             at += length
 
@@ -459,18 +485,18 @@ class McapLog(Log):
             texts = _custom_data(found.metadata) if found.name == "rosbag2" else found.metadata
             self.texts.update(_short_texts(texts))
         elif length > _MOST_ATTACHED:
-            self.notes.append(f"{self.name}: an attachment of {length:,} bytes is left out, which is too large")
+            self.notes.append(f"{self.name}: an attachment of {length:,} bytes is left out, as it is too large")
         else:
             content = self._bytes(at, length)
             stated = int.from_bytes(content[-4:], "little")
             if stated and zlib.crc32(content[:-4]) != stated:
-                self.damaged("an attachment has another checksum than it states")
+                self.damaged("the checksum of an attachment does not match")
             found = self._parsed("Attachment", content)
             name = found.name if found.name not in self.attachments else f"{len(self.attachments)}-{found.name}"
             self.attachments[name] = bytes(found.data)
 
     def _scan(self) -> None:
-        """Look at all records, where there is no index."""
+        """Find all messages by reading every record, for a file without a usable summary."""
         at, messages = 8, 0
         end = self._size - (8 if self._ended else 0)
         while at < end:
@@ -508,7 +534,10 @@ class McapLog(Log):
             )
 
     def _require_data(self, end: int, content: bytes) -> None:
-        """Compare messages outside chunks with the checksum that is stated of all that is before the end of data."""
+        """Compare the checksum in the record at the end of data, which covers all bytes before it, if messages need it.
+
+        Messages in chunks have checksums of their own.
+        """
         stated = int.from_bytes(content[:4], "little")
         if not stated or not self._bare:
             return
@@ -516,7 +545,7 @@ class McapLog(Log):
         for at in range(0, end, _CACHED_BYTES):
             found = zlib.crc32(self._bytes(at, min(_CACHED_BYTES, end - at)), found)
         if found != stated:
-            self.damaged("its messages have another checksum than it states")
+            self.damaged("the checksum of its messages does not match")
 
     def _require_channel(self, channel: int) -> None:
         if channel not in self._channels:
@@ -533,7 +562,9 @@ class McapLog(Log):
             opcode, length = _RECORD_HEAD.unpack_from(data, at)
             if length > end - at - 9:
                 self.damaged("a record in a chunk is longer than the chunk")
-            if opcode == 5 and length >= 22:
+            if opcode == 5:
+                if length < _MESSAGE_HEAD.size:
+                    self.damaged("a message in a chunk is cut")
                 channel, _, log, _ = _MESSAGE_HEAD.unpack_from(data, at + 9)
                 self._require_channel(channel)
                 found.setdefault(channel, []).append((log, at))
@@ -554,12 +585,12 @@ class McapLog(Log):
         data = self._bytes(chunk.start, chunk.length)
         opcode, length = _RECORD_HEAD.unpack_from(data)
         if opcode != 6 or length != chunk.length - 9 or length < 40:
-            self.damaged(f"no chunk is at byte {chunk.start:,}, where its index says so")
+            self.damaged(f"there is no chunk at byte {chunk.start:,}, where its index has one")
         _, _, size, checksum, named = struct.unpack_from("<QQQII", data, 9)
         compression = data[41 : 41 + named].decode(errors="replace")
         stored = struct.unpack_from("<Q", data, 41 + named)[0] if 49 + named <= len(data) else -1
         if stored != len(data) - 49 - named:
-            self.damaged(f"the chunk at byte {chunk.start:,} states another length")
+            self.damaged(f"the chunk at byte {chunk.start:,} states a length that is not its own")
         if size > _MOST_BYTES:
             self.damaged(f"the chunk at byte {chunk.start:,} would have {size:,} bytes")
         packed = memoryview(data)[49 + named :]
@@ -573,8 +604,8 @@ class McapLog(Log):
             raise FormatError(f"{self.name} is compressed with {compression}", hint="zstd and lz4 are read")
         if len(found) != size or (checksum and zlib.crc32(found) != checksum):
             self.damaged(
-                f"the chunk at byte {chunk.start:,} is not what was written: its checksum is another",
-                hint="copy or record it again; a log without the part can be made with mcap recover",
+                f"the checksum of the chunk at byte {chunk.start:,} does not match",
+                hint="copy or record it again; mcap recover makes a log without the damaged part",
             )
         if chunk.entries is None and chunk.channels is not None:
             self._compare(chunk, np.frombuffer(found, np.uint8))
@@ -589,7 +620,7 @@ class McapLog(Log):
                 self._content(chunk)
 
     def _compare(self, chunk: _Chunk, data: Array) -> None:
-        """Compare the index of a chunk, of the channels that were asked for, with its messages."""
+        """Compare the index entries of a chunk with its messages, for the channels that are used."""
         self._compared.add(chunk.start)
         indexed = self._indexed(chunk, self._asked)
         if not indexed:
@@ -597,14 +628,14 @@ class McapLog(Log):
         entries = np.frombuffer(b"".join(indexed.values()), _INDEX_ENTRY)
         owners = np.repeat(np.array(list(indexed), "<u2"), [len(one) // 16 for one in indexed.values()])
         if len(entries) and int(entries["offset"].max()) + 9 + _MESSAGE_HEAD.size > len(data):
-            self.damaged("its index names a message that is not there")
+            self.damaged("its index refers to a message that does not exist")
         heads = data[entries["offset"].astype(np.int64)[:, None] + _HEAD_BYTES].view(_HEAD)[:, 0]
         known = (heads["opcode"] == 5) & (heads["channel"] == owners) & (heads["log"] == entries["log"])
         if not known.all():
-            self.damaged(f"the index of the chunk at byte {chunk.start:,} has other messages than the chunk")
+            self.damaged(f"the index of the chunk at byte {chunk.start:,} does not match its messages")
 
     def _indexed(self, chunk: _Chunk, wanted: Collection[int]) -> dict[int, bytes]:
-        """Return log time and offset of the messages of some channels in a chunk, as an index has them."""
+        """Return the index entries (log time and offset) of the messages of some channels in a chunk."""
         if chunk.entries is not None:
             return {channel: chunk.entries[channel] for channel in wanted if channel in chunk.entries}
         if chunk.channels is None:
@@ -615,10 +646,10 @@ class McapLog(Log):
         found: dict[int, bytes] = {}
         for opcode, content in self._records_in(self._bytes(chunk.start + chunk.length, chunk.index_length)):
             if opcode != 7 or len(content) < 6:
-                self.damaged("the index of a chunk is not there")
+                self.damaged("the index of a chunk is missing")
             channel, length = struct.unpack_from("<HI", content)
             if length != len(content) - 6 or length % 16:
-                self.damaged("the index of a chunk has another length than it states")
+                self.damaged("the index of a chunk states a length that is not its own")
             if channel in wanted:
                 found[channel] = content[6:]
         if found.keys() != chunk.channels & set(wanted):
@@ -635,7 +666,7 @@ class McapLog(Log):
         found: dict[int, list[tuple[int, bytes]]] = {channel: [] for channel in wanted}
         if not wanted.keys() <= self._asked:
             self._asked |= wanted.keys()
-            self._cache, self._compared = _Chunks(), set()  # other channels were compared with the index
+            self._cache, self._compared = _Chunks(), set()  # chunks have to be compared again, for the new channels
         with reading("the index", self._path, struct.error):
             for at, chunk in enumerate(self._chunks):
                 for channel, part in self._indexed(chunk, wanted).items():
@@ -655,7 +686,7 @@ class McapLog(Log):
             if len(log) and int(log.max()) >> 63:
                 self.damaged(f"a message on {name} has a time in the year 2262 or later")
             if ((log < bounds[0, chunks]) | (log > bounds[1, chunks])).any():
-                self.damaged(f"a message on {name} has a time that its summary does not state")
+                self.damaged(f"a message on {name} has a time outside the range that its summary states")
             logs[channel] = log.astype(np.int64)
             places[channel] = np.stack((np.zeros_like(chunks), chunks, entries["offset"].astype(np.int64)), 1)
         return {
@@ -676,15 +707,15 @@ class McapLog(Log):
         else:
             data = self._content(self._chunks[at])
         if offset < 0 or offset + 31 > len(data):
-            self.damaged("its index names a message that is not there")
+            self.damaged("its index refers to a message that does not exist")
         opcode, length = _RECORD_HEAD.unpack_from(data, offset)
         if opcode != 5 or length < 22 or length > len(data) - offset - 9:
-            self.damaged("its index names a message that is not there")
+            self.damaged("its index refers to a message that does not exist")
         channel, _, logged, published = _MESSAGE_HEAD.unpack_from(data, offset + 9)
         if log is not None and logged != log:
             self.damaged(f"its index has a message at {log} ns, which was logged at {logged} ns")
         found: Buffer = memoryview(data)[offset + 31 : offset + 9 + length]
-        # ROS 2 may compress each message; what begins so is not CDR
+        # ROS 2 can compress single messages: CDR never begins with the magic number of zstd
         if found[:4] == _ZSTD and channel in self._channels and self._channels[channel].message_encoding == "cdr":
             found = _unzstd(found, None, self)
         return published, found
@@ -698,7 +729,7 @@ def _entries(pairs: Sequence[tuple[int, int]]) -> bytes:
 
 
 def _chunk_of(content: bytes) -> _Chunk:
-    """Read the record of an index about a chunk; struct.error for one that is cut."""
+    """Parse the record of a chunk in the summary; struct.error if it is cut."""
     first, last, start, length, size = struct.unpack_from("<QQQQI", content)
     channels = frozenset(channel for channel, _ in struct.iter_unpack("<HQ", content[36 : 36 + size])) or None
     (index_length,) = struct.unpack_from("<Q", content, 36 + size)
@@ -719,7 +750,7 @@ class SqliteLog(Log):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         log = path.with_name(f"{path.name}-wal")
         with reading("the bag", path, sqlite3.Error):
-            if log.exists() and log.stat().st_size:  # what was written last is there, and opening would change it
+            if log.exists() and log.stat().st_size:  # SQLite would merge the write-ahead log into the file: open a copy
                 self._folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
                 for one in (path, log):
                     _copy(one, Path(self._folder.name) / one.name)
@@ -750,7 +781,7 @@ class SqliteLog(Log):
             schema = Schema(str(kind), str(message), encoding, text)
             self._add(str(name), schema, int(number), int(counts.pop(number, 0)))
         if counts:
-            self.damaged(f"{sum(counts.values()):,} messages are of topics that it does not name")
+            self.damaged(f"{sum(counts.values()):,} messages belong to topics that it does not list")
         self._divide()
 
     @property
@@ -785,7 +816,7 @@ class SqliteLog(Log):
 
 
 def _copy(source: Path, target: Path, unpack: Callable[[IO[bytes]], Any] = lambda file: file) -> None:
-    """Copy a file, or what `unpack` makes of it, a part at a time."""
+    """Copy a file in parts; `unpack` turns it into a file of other contents, such as a decompressed one."""
     with os.fdopen(open_regular(source), "rb") as given, fs.created(target) as made:
         opened = unpack(given)
         while part := opened.read(1 << 20):
@@ -796,7 +827,7 @@ def _copy(source: Path, target: Path, unpack: Callable[[IO[bytes]], Any] = lambd
 
 
 class Ros1Log(Log):
-    """A bag of ROS 1, which has to be indexed."""
+    """A ROS 1 bag, which must be indexed."""
 
     kind = "ROS 1 bag"
 
@@ -827,12 +858,12 @@ class Ros1Log(Log):
             raise
 
     def _require_whole_index(self) -> None:
-        """Compare what the index has with what is stated of each chunk: a count that is damaged would hide messages."""
+        """Compare the index with the counts of each chunk, as a damaged count would hide messages."""
         stated = {(one.pos, channel): count for one in self._reader.chunk_infos
                   for channel, count in one.connection_counts.items() if count}  # fmt: skip
         found = Counter((one.chunk_pos, channel) for channel, rows in self._reader.indexes.items() for one in rows)
         if stated != found:
-            self.damaged("its index has other messages than it states")
+            self.damaged("its index does not agree with the message counts of its chunks")
         bio, module = self._reader.bio, self._module
         bio.seek(0)
         bio.readline()
@@ -843,7 +874,7 @@ class Ros1Log(Log):
         for _ in range(head.get_uint32("chunk_count")):
             self._reader.read_chunk_info()
         if bio.tell() != bio.seek(0, os.SEEK_END):
-            self.damaged("it has more parts than it states")
+            self.damaged("it has more connections or chunks than it states")
 
     @property
     def paths(self) -> list[Path]:
@@ -892,7 +923,7 @@ class Ros1Log(Log):
             return None, memoryview(data)[slice(*self._found(data, place[2], log))]
 
     def _found(self, data: bytes, at: int, log: int | None, channel: int | None = None) -> tuple[int, int]:
-        """Return where the bytes of a message begin and end, which an index has at a place in a chunk."""
+        """Return where the bytes of the message at an index entry's place in a chunk begin and end."""
         while True:
             (length,) = struct.unpack_from("<I", data, at)
             head = data[at + 4 : at + 4 + length]
@@ -909,7 +940,7 @@ class Ros1Log(Log):
             if kind == b"\x02" and at + size <= len(data):
                 return at, at + size
             if kind != b"\x07" or at + size > len(data):
-                self.damaged("its index names a message that is not there")
+                self.damaged("its index refers to a message that does not exist")
             at += size
 
     def close(self) -> None:
@@ -932,7 +963,7 @@ def _ros1_field(head: bytes, name: bytes) -> bytes | None:
 
 
 class SplitLog(Log):
-    """A recording in several files, each of which goes on where the one before ends."""
+    """A recording in several consecutive files."""
 
     def __init__(self, name: str, parts: Sequence[Log]) -> None:
         super().__init__(name)
@@ -981,9 +1012,9 @@ class SplitLog(Log):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The files of a recording, in order: for a ROS 2 bag the files in its folder, and `about`, its `metadata.yaml`.
+    """A recording that can be opened: its files in order and, of a ROS 2 bag, its `metadata.yaml` in `about`.
 
-    `notes` say what its files leave open.
+    `notes` explain how its files were found, if that was a guess.
     """
 
     name: str
@@ -1020,7 +1051,7 @@ def _opened(path: Path) -> Log:
 
 
 class _UnpackedLog(SplitLog):
-    """A file that was compressed as a whole, and is in a temporary folder while it is read."""
+    """A log whose file is compressed as a whole, decompressed to a temporary folder while it is open."""
 
     def __init__(self, path: Path, part: Log, folder: tempfile.TemporaryDirectory[str]) -> None:
         super().__init__(str(path), [part])
@@ -1050,7 +1081,7 @@ def _unpacked(path: Path) -> Log:
 
 
 def first_bytes(path: Path, count: int = 16) -> bytes:
-    """Return how a file begins; nothing for what is not a file that can be read."""
+    """Return the first bytes of a file, b"" if it cannot be read."""
     try:
         descriptor = open_regular(path)
     except (OSError, RbtoolError):
@@ -1062,7 +1093,7 @@ def first_bytes(path: Path, count: int = 16) -> bytes:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a robot log, by its content."""
+    """Return whether a file is a robot log, by its first bytes and, where these do not suffice, its name."""
     magic = first_bytes(path)
     if magic.startswith(_ZSTD):
         return path.name.endswith((".db3.zstd", ".mcap.zstd"))
@@ -1070,9 +1101,10 @@ def is_log(path: Path) -> bool:
 
 
 def recordings(path: Path, depth: int = _DEPTH, most: int | None = None) -> Iterator[Recording]:
-    """Yield the recordings at a path: a file, a ROS 2 bag in a folder, or those in a folder and the folders in it.
+    """Yield the recordings at a path: a file, a folder with a ROS 2 bag, or all those in a folder and its subfolders.
 
-    Of a folder the first `most` files are looked at. CorruptDataError for a bag that lacks a file which it names.
+    Only the first `most` entries of a folder are considered. Raises CorruptDataError for a bag that lacks a file listed
+    in its metadata.
     """
     if path.is_file():
         if is_log(path):
@@ -1082,27 +1114,27 @@ def recordings(path: Path, depth: int = _DEPTH, most: int | None = None) -> Iter
     about = path / _YAML
     named = _named_files(about) if about.is_file() else None
     files = [one for one in entries if one.name.endswith(_SUFFIXES) and one.is_file() and is_log(one)]
-    there = {one.name for one in files}  # what was unpacked and kept is there twice
+    there = {one.name for one in files}  # a compressed file may stand beside its decompressed copy
     files = [one for one in files if not (one.suffix == ".zstd" and one.name.removesuffix(".zstd") in there)]
     if named is not None:
         for name in named:
             if not any(one.name in {name, f"{name}.zstd", name.removesuffix(".zstd")} for one in files):
                 raise CorruptDataError(
-                    f"{path} lacks {name}, or has something else in its place, which its {_YAML} names",
+                    f"{path} has no robot log {name}, which its {_YAML} lists",
                     hint="copy the bag again",
                 )
-        files = [one for one in files if one.with_suffix("") not in files]  # not what was compressed once more
+        files = [one for one in files if one.with_suffix("") not in files]  # without compressed copies of other files
         ordered = [
             one for name in named for one in files
             if name in {one.name, f"{one.name}.zstd", one.name.removesuffix(".zstd")}
         ]  # fmt: skip
         more = [one for one in files if one not in ordered]
-        notes = [f"{one} is taken as a part of the bag, though its {_YAML} does not name it" for one in more]
+        notes = [f"{one} is taken for a part of the bag, although its {_YAML} does not list it" for one in more]
         yield Recording(path.name, (*ordered, *more), about, tuple(notes))
         return
     split = [one for one in files if one.name.startswith(f"{path.name}_") and one.suffix in {".db3", ".mcap"}]
     if len(split) > 1 and split == files:
-        note = f"{path}: {split[0].name} to {split[-1].name} are taken as parts of one recording, as ROS 2 names them"
+        note = f"{path}: {split[0].name} to {split[-1].name} are taken for parts of one recording, by their names"
         yield Recording(path.name, tuple(split), notes=(note,))
         return
     for one in entries:
@@ -1114,7 +1146,7 @@ def recordings(path: Path, depth: int = _DEPTH, most: int | None = None) -> Iter
 
 
 def left_out(path: Path, depth: int = _DEPTH) -> Iterator[Path]:
-    """Yield the files in a folder, as deep as `recordings` looks, that have the names of logs and are none."""
+    """Yield the files in a folder that have a suffix of logs but are not logs, as deep as `recordings` goes."""
     if path.is_dir():
         for one in sorted(path.iterdir(), key=lambda one: natural_order(one.name)):
             if one.name.endswith(_NAMED) and one.is_file() and not is_log(one):
@@ -1134,7 +1166,7 @@ def _about(path: Path) -> Mapping[str, Any]:
 
 
 def _named_files(path: Path) -> list[str] | None:
-    """Return the files that a bag names; None for the YAML of something else."""
+    """Return the files that the metadata of a bag list; None if the YAML is not the metadata of a bag."""
     about = _about(path)
     names = about.get("relative_file_paths")
     if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
@@ -1148,7 +1180,7 @@ def _custom_data_of(path: Path) -> Mapping[str, Any]:
 
 
 def _custom_data(metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return what users added to a ROS 2 bag, of the copy of its metadata that an MCAP file has."""
+    """Return the users' `custom_data` from the copy of a ROS 2 bag's metadata in an MCAP file."""
     try:
         found = yaml.safe_load(metadata.get("serialized_metadata", ""))
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -1158,7 +1190,7 @@ def _custom_data(metadata: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _short_texts(texts: Mapping[Any, Any]) -> dict[str, str]:
-    """Return what describes an episode, without long documents."""
+    """Return metadata as texts of an episode, without those that are too long."""
     found = {str(name): _text_of(value) for name, value in texts.items() if value is not None}
     return {name: text for name, text in found.items() if len(text) <= _MOST_TEXT and name}
 
@@ -1168,7 +1200,7 @@ def _text_of(value: Any) -> str:
 
 
 def require_recordings(path: Path) -> list[Recording]:
-    """Return the recordings at a path; FormatError where there is none."""
+    """Return the recordings at a path; FormatError if there are none."""
     found = list(recordings(path))
     if not found:
         raise FormatError(f"{path} has no robot log: no MCAP file, ROS 2 bag or ROS 1 bag is in it")
@@ -1176,7 +1208,7 @@ def require_recordings(path: Path) -> list[Recording]:
 
 
 def has_recordings(path: Path) -> bool:
-    """Whether a robot log is at a path."""
+    """Return whether there is a robot log at a path."""
     try:
         found = recordings(path, most=_LOOKED_AT)
         return next(found, None) is not None if path.is_dir() else path.is_file() and is_log(path)
@@ -1187,5 +1219,5 @@ def has_recordings(path: Path) -> bool:
 
 
 def schema_names(topics: Iterable[Topic]) -> dict[str, str]:
-    """Return the type of each topic."""
+    """Return the type of each topic's messages, by the name of the topic."""
     return {one.name: ", ".join(dict.fromkeys(schema.name for schema in one.schemas)) for one in topics}

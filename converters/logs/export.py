@@ -1,12 +1,12 @@
-"""Exports to MCAP, for viewers of robot logs: a topic for each field, in Protobuf, and markers where episodes are.
+"""Exports to MCAP, for viewers of robot logs: a topic for each field, in Protobuf, and markers of episodes.
 
-    /observation/state     observation.state at every step and after the last one: rbtool.Float64s and the like
-    /observation/image     pictures, as PNG: foxglove.CompressedImage
-    /action, /info/NAME    what belongs to a step, at its time
-    /reward                next.reward, at the time of the step after
+    /observation/state     observation.state at every step and after the last one, as rbtool.Float64s or similar
+    /observation/image     pictures as PNG, in foxglove.CompressedImage
+    /action, /info/NAME    values of a step, at the time of the step
+    /reward                next.reward, at the time of the following step
     /episode               JSON: start with number and texts of an episode, stop with success if it is terminated
 
-A step is 1 / fps after the one before, and episodes begin a second after each other.
+Steps are 1 / fps apart, and an episode begins one second after the end of the one before.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,19 @@ _KINDS = {
     "uint64": ("Uint64s", 4), "int8": ("Int32s", 5), "int16": ("Int32s", 5), "int32": ("Int32s", 5),
     "uint8": ("Uint32s", 13), "uint16": ("Uint32s", 13), "uint32": ("Uint32s", 13), "bool": ("Bools", 8),
 }  # fmt: skip
-"""The message for each element type, and the number by which Protobuf knows the type of its values."""
+"""For each element type, the name of its message, and Protobuf's number for the type of the values."""
 _MADE = frozenset({"time", "age", "late"})
+"""First parts of the keys that the reader of logs makes."""
 
 
 class McapExporter(Sink):
-    """Writes a log of the episodes; memory is bounded by some steps."""
+    """Writes episodes as one MCAP log, with a few steps in memory."""
 
     option_names = frozenset({"fps"})
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether a file is MCAP that an export wrote."""
+        """Return whether `path` is an MCAP file that rbtool wrote."""
         return path.is_file() and _LIBRARY.encode() in first_bytes(path, 256)
 
     def prepare(self) -> None:
@@ -61,21 +63,21 @@ class McapExporter(Sink):
         for key, field in fields.items():
             if key[0] == NEXT:
                 if key not in implied and key[1:] not in states:
-                    self.dropped.append(Dropped(field.name, "it is not known at a step, and has no topic"))
+                    self.dropped.append(Dropped(field.name, "only observations and the reward are stored after a step"))
             elif key[0] in _MADE:
-                self.dropped.append(Dropped(field.name, "the log has times of its own"))
+                self.dropped.append(Dropped(field.name, "the messages of the log have their own times"))
             elif key not in implied:
                 if field.dtype not in _KINDS:
-                    raise SchemaError(f"{field.name} is {field.dtype}, which an MCAP export does not know")
+                    raise SchemaError(f"{field.name} is {field.dtype}, which an MCAP export does not support")
                 self._fields.append(field)
         if NEXT_REWARD in fields and fields[NEXT_REWARD].dtype not in _KINDS:
-            raise SchemaError(f"next.reward is {fields[NEXT_REWARD].dtype}, which an MCAP export does not know")
+            raise SchemaError(f"next.reward is {fields[NEXT_REWARD].dtype}, which an MCAP export does not support")
         self._states = states
         self._reward = fields.get(NEXT_REWARD)
         stated = self.options.get("fps") or stated_fps(self.chosen.reader)
         if stated is not None and not 0 < stated <= 10**6:
             raise UsageError(f"--fps is {stated}, expected steps a second")
-        self._fps = float(stated or 10)
+        self._fps = Fraction(repr(float(stated or 10)))  # decimal, as the reader takes --fps: times are equal to the ns
         if stated is None:
             self.notes.append("the dataset does not state its rate: steps are 0.1 s apart (--fps N)")
         self._note_losses()
@@ -84,21 +86,22 @@ class McapExporter(Sink):
         table = self.chosen.table
         for field in self._fields:
             if len(field.shape) > 1 and not _is_picture(field):
-                self.notes.append(f"{field.name} has rows of shape {list(field.shape)}, and lists of numbers there")
+                self.notes.append(f"rows of {field.name}, {list(field.shape)}, are stored as flat lists")
             elif not _is_picture(field) and field.dtype in {"float16", "int8", "int16", "uint8", "uint16"}:
-                self.notes.append(f"{field.name} is {field.dtype}, and has 32 bits there")
+                self.notes.append(f"{field.name} is {field.dtype}, and is stored with 32 bits")
         if (count := int(table.explicit_next.sum())) > 0:
             self.notes.append(
-                f"{count:,} episodes have next observations that differ from the next step: only the last is there"
+                f"{count:,} episodes have next observations that differ from the next step: only the last is stored"
             )
         if table.has_seed.any():
-            self.notes.append("seeds of episodes have no place there")
+            self.notes.append("seeds of episodes are not stored")
         pairs = " ".join(f"{'.'.join(field.key)}=/{'/'.join(field.key)}" for field in self._fields)
         reward = " reward=/reward" if self._reward is not None else ""
-        self.notes.append(f"it is read with --map '{pairs}{reward}' --fps {self._fps:g} --episodes-by topic:/episode")
+        fps = str(float(self._fps)).removesuffix(".0")
+        self.notes.append(f"it is read with --map '{pairs}{reward}' --fps {fps} --episodes-by topic:/episode")
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write the log, step by step."""
+        """Write the log, episode by episode."""
         types = _Types()
         with fs.created(target) as file:
             writer = library("mcap.writer").Writer(file, enable_crcs=True)
@@ -118,13 +121,13 @@ class McapExporter(Sink):
         self, writer: Any, channels: Mapping[Any, int], marker: int, at: int, begin: int, types: _Types,
         progress: Callable[[int], None],
     ) -> int:  # fmt: skip
-        """Write an episode that begins at a time; return when the next one may."""
+        """Write an episode that begins at the time `begin`; return the time at which the next one may begin."""
         start, stop = self.chosen.episode(at)
         table = self.chosen.table
         text = {} if self.chosen.text is None else dict(self.chosen.text[at])
 
         def time(step: int) -> int:
-            return begin + int(step * _NS / self._fps)
+            return begin + step * _NS * self._fps.denominator // self._fps.numerator
 
         def mark(step: int, said: Mapping[str, Any]) -> None:
             data = json.dumps(said, ensure_ascii=False).encode()
@@ -170,7 +173,7 @@ def _is_picture(field: Field) -> bool:
 
 
 class _Types:
-    """The messages of Protobuf that an export writes."""
+    """The types of Protobuf messages that an export writes."""
 
     def __init__(self) -> None:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
@@ -207,7 +210,7 @@ class _Types:
         return int(writer.register_channel(topic, "protobuf", self._schemas[name]))
 
     def message(self, field: Field, row: Array, time: int) -> bytes:
-        """Write a row as a message."""
+        """Encode a row as a message."""
         made = self._classes[self._name(field)]()
         if _is_picture(field):
             made.timestamp.seconds, made.timestamp.nanos = divmod(time, _NS)

@@ -1,7 +1,7 @@
-"""What is in a message: its fields by name, for CDR, ROS 1, JSON and Protobuf, and the pictures of robots.
+"""Decodes fields of messages in CDR, ROS 1, JSON and Protobuf, and pictures in them.
 
-A definition that a log states is parsed, and never turned into code: a decoder walks over the bytes of a message and
-takes the fields that are asked for.
+The definition of a type that a log contains is parsed, but never turned into code: a walker moves over the bytes of a
+message and decodes only the fields that are wanted.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ..files.images import ImageForm, decode_image, image_form
 
 Buffer: TypeAlias = bytes | memoryview
 Path: TypeAlias = tuple[str | int | slice, ...]
-"""The names of nested fields; at the end perhaps the number of an element, or a range of them."""
+"""Names of nested fields, and numbers or ranges of elements of lists: `("poses", 0, "position")`."""
 _Walk: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
-"""Reads the value at an offset of a buffer, and returns the offset after it."""
+"""Reads the value at an offset of a buffer; returns it and the offset after it."""
 
 _SIZES = {
     "bool": 1, "byte": 1, "octet": 1, "char": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4,
@@ -38,19 +38,26 @@ _CODES = {
 }  # fmt: skip
 _TIME = "builtin_interfaces/msg/Time"
 _STAMPS = (("header", "stamp"), ("timestamp",), ("stamp",))
-"""Where messages have the time at which they were measured, as seconds and nanoseconds."""
+"""Paths of fields with the time of measurement, whose seconds and nanoseconds have one of the pairs of names below."""
 _SECONDS = (("sec", "nanosec"), ("sec", "nsec"), ("secs", "nsecs"), ("seconds", "nanos"))
 _JOINTS = ("joint_names",)
 _NAMES = ("name", "names", *_JOINTS)
 _PLAIN = frozenset({"header", "layout", "timestamp", "stamp", "structure_needs_at_least_one_member"})
-"""Fields that say something about a message, and are not its value."""
+"""Names of fields that describe a message, and are not its value."""
 _MOST_NESTED = 32
 _MOST_SHOWN = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How the messages of a topic are written: `message` is the encoding of messages, `definition` of `data`."""
+    """The type of the messages of a topic.
+
+    Attributes:
+        name: the name of the type.
+        message: the encoding of messages, such as `cdr`.
+        definition: the language of the definition, such as `ros2msg`.
+        data: the definition.
+    """
 
     name: str
     message: str
@@ -60,9 +67,10 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A type of ROS: `kind` is the name of a number, `string`, `struct`, or the two kinds of lists of `item`.
+    """A type of ROS.
 
-    `count` is the length of an array, 0 for a sequence; `fields` are the fields of a struct.
+    `kind` is the name of a type of numbers, `string`, `struct` (with `fields`), `array` (of `count` times `item`) or
+    `sequence` (of any number of `item`).
     """
 
     kind: str
@@ -72,45 +80,48 @@ class _Type:
 
     @property
     def text(self) -> str:
-        """The type as a definition has it."""
+        """The type as it is written in a definition."""
         if self.item is not None:
             return f"{self.item.text}[{self.count or ''}]"
         return self.kind
 
 
 class Codec:
-    """Decodes the messages of one topic. `what` names the topic in messages.
+    """Decodes the messages of one topic; `what` names the topic in errors.
 
-    FormatError for an encoding that is not known, and for a definition that is missing or cannot be read.
+    Raises FormatError for an unknown encoding, and for a definition that is missing or cannot be parsed.
     """
 
     def __init__(self, schema: Schema, what: str) -> None:
         self.schema, self.what = schema, what
 
     def fields(self, sample: Buffer) -> dict[str, str]:
-        """Return the type of each field by its dotted name, as `sample` or the definition has them."""
+        """Return the type of each field by its dotted name, from the definition or the message `sample`."""
         raise NotImplementedError
 
     def chosen(self, paths: Sequence[Path]) -> Callable[[Buffer], list[Any]]:
-        """Return what decodes the values of some fields: numbers, arrays, bytes, text, and dicts of fields by name."""
+        """Return a function that decodes some fields of a message.
+
+        Its values are numbers, arrays, bytes, text, lists, and dicts of fields by name.
+        """
         raise NotImplementedError
 
     @property
     def is_assumed(self) -> bool:
-        """Whether the log lacks the definition, so that the one that all distributions of ROS share is taken."""
+        """Whether the log lacks the definition, so that the one common to all distributions of ROS 2 is used."""
         return False
 
     @property
     def is_defined(self) -> bool:
-        """Whether a definition says in which order fields are; otherwise each message may have another one."""
+        """Whether a definition fixes the order of fields; without one, it may differ between messages."""
         return True
 
     def require_whole(self, sample: Buffer) -> None:
-        """Raise CorruptDataError for a message that does not end where its definition says."""
+        """Raise CorruptDataError for a message whose length does not agree with its definition."""
 
 
 def codec_of(schema: Schema, what: str) -> Codec:
-    """Return the codec for a schema; `what` names the topic. FormatError where there is none."""
+    """Return the codec for a schema; `what` names the topic. FormatError for an encoding that is not supported."""
     if schema.message in {"cdr", "ros1"}:
         return _RosCodec(schema, what)
     if schema.message == "json":
@@ -118,13 +129,13 @@ def codec_of(schema: Schema, what: str) -> Codec:
     if schema.message == "protobuf":
         return _ProtobufCodec(schema, what)
     raise FormatError(
-        f"{what} has messages encoded as {schema.message or 'nothing that is stated'}",
+        f"{what} has messages in the encoding {schema.message or '(none is stated)'}",
         hint="cdr, ros1, json and protobuf are read",
     )
 
 
 def damaged(what: str, why: object) -> NoReturn:
-    """Raise CorruptDataError for a message of the topic that `what` names."""
+    """Raise CorruptDataError for a message that cannot be decoded; `what` names its topic."""
     raise CorruptDataError(f"{what}: a message cannot be decoded: {' '.join(str(why).split())[:120]}")
 
 
@@ -132,7 +143,7 @@ def damaged(what: str, why: object) -> NoReturn:
 
 
 class _RosCodec(Codec):
-    """CDR and ROS 1: fields one after the other; CDR aligns them to their size."""
+    """Decodes CDR and ROS 1, where fields follow each other; CDR aligns numbers to their size."""
 
     def __init__(self, schema: Schema, what: str) -> None:
         super().__init__(schema, what)
@@ -171,7 +182,7 @@ class _RosCodec(Codec):
         return decode
 
     def _taker(self, path: Path) -> Callable[[Any], Any]:
-        if len(path) == 1 and isinstance(path[0], str):  # most are, and have that field
+        if len(path) == 1 and isinstance(path[0], str):  # the usual case; `_require_field` has checked the name
             return operator.itemgetter(path[0])
         return functools.partial(_taken, path=path, what=self.what)
 
@@ -188,8 +199,8 @@ class _RosCodec(Codec):
         left = len(sample) - head - end
         if left < 0 or left > (3 if head else 0):
             raise CorruptDataError(
-                f"{self.what}: a message has {len(sample):,} bytes, and {self.schema.name} as the log defines it "
-                f"{end + head:,}: the definition is another one, or the log is damaged"
+                f"{self.what}: a message has {len(sample):,} bytes, and {self.schema.name} as the log defines it has "
+                f"{end + head:,}: the definition is wrong, or the log is damaged"
             )
 
 
@@ -201,13 +212,13 @@ def _byte_order(data: Buffer, what: str) -> str:
 
 
 def _ros_type(schema: Schema, what: str) -> _Type:
-    """Parse a definition; FormatError where it is missing or cannot be read."""
+    """Parse the definition of a schema; FormatError if it is missing or cannot be parsed."""
     named = {"ros2msg": "msg", "ros1msg": "msg", "ros2idl": "idl"}
     if not schema.data.strip():
         return _standard_type(schema.name, what)
     if schema.definition not in named:
         raise FormatError(
-            f"{what}: its type is defined in {schema.definition or 'a language that is not stated'}",
+            f"{what}: its type is defined in {schema.definition or 'an unknown language'}",
             hint="ros2msg, ros1msg and ros2idl are read",
         )
     types, name = _parsed_types(schema.data, schema.name, named[schema.definition], what)
@@ -216,7 +227,7 @@ def _ros_type(schema: Schema, what: str) -> _Type:
 
 @functools.lru_cache(maxsize=256)
 def _standard_type(name: str, what: str) -> _Type:
-    """Return the type that all distributions of ROS 2 have under a name; FormatError where they differ."""
+    """Return the type that all distributions of ROS 2 have under a name; FormatError if they differ or have none."""
     from rosbags.typesys import Stores, get_typestore
 
     found = set()
@@ -224,7 +235,7 @@ def _standard_type(name: str, what: str) -> _Type:
         if store.value.startswith("ros2") and name in (types := get_typestore(store).fielddefs):
             found.add(_resolved(types, name, what, ros1=False))
     if len(found) != 1:
-        why = "and distributions of ROS 2 have different ones" if found else "and ROS 2 has none of that name"
+        why = "and distributions of ROS 2 define it differently" if found else "and ROS 2 has no type of that name"
         raise FormatError(
             f"{what}: the log has no definition of the type {name or 'of its messages'}, {why}",
             hint="record with the packages of all messages installed, or convert the bag with ros2 bag convert there",
@@ -248,7 +259,7 @@ def _parsed_types(data: bytes, name: str, language: str, what: str) -> tuple[Map
                     found.update(get_types_from_idl(idl))
     except (MemoryError, UsageError):
         raise
-    except Exception as error:  # a parser of text that can be anything
+    except Exception as error:  # the parsers raise exceptions of any type for text that is not a definition
         why = " ".join(str(error).split())[:80]
         raise FormatError(f"{what}: the definition of {name} cannot be read ({type(error).__name__}: {why})") from error
     full = next((one for one in found if one in {name, name.replace("/", "/msg/", 1)}), None)
@@ -258,7 +269,7 @@ def _parsed_types(data: bytes, name: str, language: str, what: str) -> tuple[Map
 
 
 def _resolved(types: Mapping[str, Any], name: str, what: str, *, ros1: bool, depth: int = 0) -> _Type:
-    """Build the type of a name of all it consists of."""
+    """Build a type with the types of all its fields."""
     if depth > _MOST_NESTED:
         raise FormatError(f"{what}: its type contains itself, or is nested more than {_MOST_NESTED} deep")
     if name in {_TIME, "builtin_interfaces/msg/Duration"} and (ros1 or name not in types):
@@ -305,7 +316,7 @@ def _require_field(of: _Type, path: Path, codec: Codec) -> None:
 
 
 def unknown_field(what: str, path: Path, known: Iterable[str]) -> UsageError:
-    """Make the error for a field that messages do not have."""
+    """Return the error for a field that messages do not have."""
     names, text = list(known), path_text(path)
     more = f", … ({len(names)} in all)" if len(names) > _MOST_SHOWN else ""
     return UsageError(
@@ -315,9 +326,10 @@ def unknown_field(what: str, path: Path, known: Iterable[str]) -> UsageError:
 
 
 def _walker(of: _Type, order: str, wanted: Mapping[str, Any] | None, *, aligned: bool) -> _Walk:
-    """Return what reads a type: fields that are not wanted, all for None, are passed over and None.
+    """Return a function that reads a value of a type.
 
-    `wanted` has the names of fields, and `""` where all of them are. Nothing is read after the last one.
+    `wanted` maps the names of wanted fields to the same for their fields; the key `""` stands for all fields. None
+    means that the value is skipped: the function then returns None for it.
     """
     if of.kind == "struct":
         return _struct_walker(of, order, wanted, aligned=aligned)
@@ -356,7 +368,7 @@ def _numpy_name(kind: str) -> str:
 def _struct_walker(
     of: _Type, order: str, wanted: Mapping[str, Any] | None, *, aligned: bool, whole: bool = True
 ) -> _Walk:
-    """Return what reads a struct to its end, or, unless `whole`, to the last field that is wanted."""
+    """Return a function that reads a struct to its end or, without `whole`, only up to the last wanted field."""
     every = wanted is not None and "" in wanted
     parts: list[tuple[str, _Walk]] = []
     last = 0
@@ -415,7 +427,8 @@ def _list_walker(of: _Type, order: str, wanted: Mapping[str, Any] | None, *, ali
         if not is_array:
             at = -(-at // 4) * 4 if aligned else at
             begin = at
-            if is_names and latest[1] and data[at : at + len(latest[0])] == latest[0]:  # joints have the same names
+            # names of joints are equal in all messages: equal bytes are not decoded again
+            if is_names and latest[1] and data[at : at + len(latest[0])] == latest[0]:
                 return latest[1], at + len(latest[0])
             count = count_of(data, at)[0]
             at += 4
@@ -454,7 +467,7 @@ def _string_walker(order: str, *, aligned: bool, kept: bool) -> _Walk:
 
 
 class _JsonCodec(Codec):
-    """JSON objects. A schema of JSON is not needed."""
+    """Decodes JSON objects, without a schema."""
 
     @property
     def is_defined(self) -> bool:
@@ -478,7 +491,7 @@ class _JsonCodec(Codec):
 
 
 class _ProtobufCodec(Codec):
-    """Messages of Protobuf, whose types are in a FileDescriptorSet."""
+    """Decodes Protobuf messages by the FileDescriptorSet in the log."""
 
     def __init__(self, schema: Schema, what: str) -> None:
         super().__init__(schema, what)
@@ -492,7 +505,7 @@ class _ProtobufCodec(Codec):
             self._parse = factory.decoder_for("protobuf", stated)
         except (MemoryError, UsageError):
             raise
-        except Exception as error:  # of three libraries, for bytes that can be anything
+        except Exception as error:  # three libraries raise exceptions of any type for damaged bytes
             why = " ".join(str(error).split())[:80]
             raise FormatError(f"{what}: the definition of {schema.name} cannot be read ({why})") from error
 
@@ -544,12 +557,12 @@ def _flat_descriptor(of: Any, prefix: str, depth: int) -> Iterator[tuple[str, st
 
 
 def _is_repeated(field: Any) -> bool:
-    found = getattr(field, "is_repeated", None)  # a method in no version, a property since 6.31
+    found = getattr(field, "is_repeated", None)  # a property since Protobuf 6.31
     return bool(field.label == field.LABEL_REPEATED if found is None else found)
 
 
 _PROTOBUF = {1: "int32", 2: "int64", 3: "uint32", 4: "uint64", 5: "float64", 6: "float32", 7: "bool", 8: "int32"}
-"""NumPy's names for the C++ types of Protobuf; the last one is an enum."""
+"""NumPy's name for each C++ type of Protobuf; 8 is an enum."""
 
 
 def _protobuf_kind(field: Any) -> str:
@@ -562,14 +575,14 @@ def _protobuf_kind(field: Any) -> str:
 
 
 def _taken(value: Any, path: Path, what: str) -> Any:
-    """Follow a path into a decoded message."""
+    """Return the value at a path in a decoded message."""
     for part in path:
         if isinstance(part, str):
             value = _member(value, part, path, what)
         elif isinstance(part, slice):
             value = value[part]
         elif not hasattr(value, "__len__") or isinstance(value, str | Mapping):
-            raise FormatError(f"{what}: {path_text(path)} takes an element of what is not a list")
+            raise FormatError(f"{what}: {path_text(path)} takes an element of a value that is not a list")
         elif part >= len(value):
             raise FormatError(f"{what}: a message has {len(value)} elements in {path_text(path)}")
         else:
@@ -594,12 +607,12 @@ def _member(value: Any, name: str, path: Path, what: str) -> Any:
     if field.message_type is None and field.cpp_type in _PROTOBUF:
         return np.array(found, _PROTOBUF[field.cpp_type])
     if field.message_type is not None and not _is_repeated(field) and not value.HasField(name):
-        raise FormatError(f"{what}: a message lacks {name}, which {path_text(path)} is about")
+        raise FormatError(f"{what}: a message lacks {name}, which is part of {path_text(path)}")
     return found
 
 
 def path_text(path: Path) -> str:
-    """Write a path as a map has it."""
+    """Write a path as it appears in the option `map`."""
     text = ""
     for part in path:
         if isinstance(part, str):
@@ -612,7 +625,7 @@ def path_text(path: Path) -> str:
 
 
 def parse_path(text: str) -> Path:
-    """Read a path such as `position[0:6]` or `transform.translation.x`; UsageError for any other text."""
+    """Parse a path such as `position[0:6]` or `transform.translation.x`; UsageError for text that is not a path."""
     found: list[str | int | slice] = []
     for part in text.split("."):
         name, bracket, rest = part.partition("[")
@@ -633,9 +646,9 @@ def parse_path(text: str) -> Path:
 
 
 def numbers_of(value: Any, what: str) -> Array:
-    """Return a value as numbers: a scalar, a list, or a struct of numbers, which come one after the other.
+    """Return a number, a list of numbers, or a struct of them as one array; fields of a struct are concatenated.
 
-    FormatError for text, for lists of structs, and for what cannot be one row of numbers.
+    Raises FormatError for text, for lists of structs or of lists, and for bools beside numbers.
     """
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
@@ -646,7 +659,7 @@ def numbers_of(value: Any, what: str) -> Array:
         return np.asarray(value)
     if isinstance(value, int | float):
         if isinstance(value, int) and abs(value) > 1 << 53:
-            raise FormatError(f"{what} is {value}, a whole number above 2**53, which float64 does not hold exactly")
+            raise FormatError(f"{what} is {value}, a whole number above 2**53, which float64 cannot hold exactly")
         return np.asarray(float(value))
     kinds = set(map(type, value)) if isinstance(value, list) else set()
     if kinds == {float} or kinds == {bool}:
@@ -684,7 +697,7 @@ def _parts_of(value: Any, what: str) -> Iterator[Array]:
 
 
 def keys_of(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the dotted name of each number of an object of JSON, in the order in which `numbers_of` has them."""
+    """Yield the dotted name of each number in a JSON object, in the order of `numbers_of`."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _PLAIN:
@@ -696,9 +709,9 @@ def keys_of(value: Any, name: str = "") -> Iterator[str]:
 
 
 def value_path(fields: Mapping[str, str], path: Path, what: str) -> Path:
-    """Return the path of the value of a message where a map names the topic or a struct: its one field with a value.
+    """Complete a path in a map that names only a topic or a struct: return the path of its only field with a value.
 
-    A struct of which all fields are numbers is the value itself. UsageError where there are several to choose from.
+    A struct whose fields are all numbers is itself a value. Raises UsageError if several fields are possible.
     """
     prefix = path_text(tuple(0 if isinstance(part, int) else part for part in path))
     inside = [name for name in fields if not prefix or name == prefix or name.startswith((f"{prefix}.", f"{prefix}["))]
@@ -717,16 +730,14 @@ def value_path(fields: Mapping[str, str], path: Path, what: str) -> Path:
     if used and all("[]" not in fields[name] and "[" not in named[name] and fields[name] != "string" for name in used):
         return path
     listed = ", ".join(named[name] for name in used)
-    raise UsageError(
-        f"{what}: which field of {prefix or 'its messages'} is meant is open", hint=f"name one of {listed}"
-    )
+    raise UsageError(f"{what}: {prefix or 'its messages'} can mean several fields", hint=f"name one of {listed}")
 
 
 def names_path(fields: Mapping[str, str], path: Path) -> Path | None:
-    """Return where messages have the names of the elements of a list, such as joints; None where they have none.
+    """Return the path of the field that names the elements of a list, such as joints; None if there is none.
 
-    Names of structs in a list do not name the elements of one of them. Names of joints do, as for the points of
-    a `JointTrajectory`.
+    For a list inside an element of another list, only `joint_names` counts, as for the points of a `JointTrajectory`:
+    other names may be those of the outer elements.
     """
     if not path_text(path):
         return None
@@ -741,7 +752,7 @@ def names_path(fields: Mapping[str, str], path: Path) -> Path | None:
 
 
 def stamp_paths(fields: Mapping[str, str]) -> tuple[Path, Path] | None:
-    """Return where messages have the seconds and nanoseconds at which they were measured; None where they do not."""
+    """Return the paths of the seconds and nanoseconds of measurement; None if messages have no such stamp."""
     for path in _STAMPS:
         for seconds, nanos in _SECONDS:
             both = tuple(".".join((*path, one)) for one in (seconds, nanos))
@@ -759,23 +770,23 @@ _RAW = {
     "16uc1": ("uint16", 1, (0,)), "16sc1": ("int16", 1, (0,)), "32fc1": ("float32", 1, (0,)),
     "64fc1": ("float64", 1, (0,)),
 }  # fmt: skip
-"""Element type, channels, and the order in which these become RGB, of the encodings of images in ROS."""
+"""For each encoding of images in ROS, the element type, the number of channels, and their order for RGB."""
 _RAW_FIELDS = ("height", "width", "encoding", "step", "data")
 _DEPTH_HEAD = 12
 _DEEP_COLOURS = (b"\x10\x02", b"\x10\x04", b"\x10\x06")
-"""Bits and kind of pixels of the PNG files that Pillow would cut to 8 bits."""
+"""Bit depth and colour type of PNG files that Pillow would silently cut to 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureKind:
-    """How a topic has pictures: `raw` pixels, `file` (JPEG or PNG), or packets of `video`; which fields it needs."""
+    """How messages contain pictures, as `raw` pixels, `file` (JPEG or PNG) or `video` packets, and in which fields."""
 
     kind: str
     paths: tuple[Path, ...]
 
 
 def picture_kind(fields: Mapping[str, str], path: Path) -> PictureKind | None:
-    """Return how messages with these fields are pictures, where a map names the whole of one; None for others."""
+    """Return the form of pictures if the fields below `path` are a picture; None for anything else."""
     prefix = path_text(path)
     prefix = f"{prefix}." if prefix else ""
     inside = {name.removeprefix(prefix): kind for name, kind in fields.items() if name.startswith(prefix)}
@@ -789,7 +800,7 @@ def picture_kind(fields: Mapping[str, str], path: Path) -> PictureKind | None:
 
 
 def picture_bytes(values: Sequence[Any], what: str) -> tuple[str, bytes]:
-    """Return the format and the bytes of a picture in a file, or of a packet of video."""
+    """Return the stated format, and the bytes of an image file or a packet of video."""
     stated, data = str(values[0]), values[1]
     if isinstance(data, str):
         try:
@@ -799,29 +810,29 @@ def picture_bytes(values: Sequence[Any], what: str) -> tuple[str, bytes]:
     data = bytes(data)
     if "compresseddepth" in stated.lower():
         if stated.lower().startswith("32fc1"):
-            raise FormatError(f"{what}: its pictures are {stated!r}, quantised inverse depth, which is not read")
+            raise FormatError(f"{what}: its pictures are {stated!r}, quantised inverse depth, which is not supported")
         data = data[_DEPTH_HEAD:]
     if data.startswith(b"\x89PNG") and data[24:26] in _DEEP_COLOURS:
-        raise FormatError(f"{what}: its pictures have colours of 16 bits ({stated}), which PNG is not read with")
+        raise FormatError(f"{what}: its pictures are PNG with 16 bits per colour ({stated}), which is not supported")
     return stated, data
 
 
 def raw_form(values: Sequence[Any], what: str) -> ImageForm:
-    """Return the form of the pixels of a raw picture; FormatError for an encoding that is not read."""
+    """Return the form of a raw picture; FormatError for an encoding that is not supported."""
     encoding = str(values[2])
     found = _RAW.get(encoding.lower())
     if found is None:
-        why = "is not read"
+        why = "is not supported"
         if encoding.lower().startswith("bayer"):
-            why = "has the colours of a sensor's mosaic: convert it to rgb8 first, as image_proc does"
+            why = "is a sensor's mosaic: convert it to rgb8 first, as image_proc does"
         elif encoding.upper().startswith("8UC"):
-            why = "does not say in which order the channels are"
-        raise FormatError(f"{what}: the encoding {encoding!r} {why}", hint=f"read are {', '.join(_RAW)}")
+            why = "does not state the order of the channels"
+        raise FormatError(f"{what}: the encoding {encoding!r} {why}", hint=f"supported are {', '.join(_RAW)}")
     return ImageForm(found[0], (int(values[0]), int(values[1]), found[1]))
 
 
 def raw_pixels(values: Sequence[Any], form: ImageForm, what: str) -> Array:
-    """Return the pixels `[height, width, channels]` of a raw picture in the order red, green, blue."""
+    """Return the pixels `[height, width, channels]` of a raw picture, with colours in the order RGB."""
     if (found := raw_form(values, what)) != form:
         raise changed_size(what, found, form)
     height, width, channels = form.shape
@@ -850,8 +861,8 @@ def file_pixels(data: bytes, form: ImageForm, what: str) -> Array:
 
 
 def changed_size(what: str, found: ImageForm, form: ImageForm) -> FormatError:
-    """Make the error for pictures of different sizes on one topic."""
+    """Return the error for pictures of different sizes on one topic."""
     return FormatError(
         f"{what}: its pictures change from {form} to {found}",
-        hint="convert the parts of the log with one size, each to a dataset, or leave the topic out",
+        hint="convert the parts of the log with equal sizes to separate datasets, or leave the topic out",
     )

@@ -1,4 +1,4 @@
-"""What is in a robot log, for `rbtool inspect`: topics, rates, gaps and clocks, and a map that is likely meant."""
+"""Describes a robot log for `rbtool inspect`: topics, rates, gaps and clocks, and proposes a map."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _CAMERA_NOISE = frozenset({"image", "raw", "compressed", "color", "rgb", "rect",
 
 @dataclass(frozen=True, slots=True)
 class LogOverview(Overview):
-    """What is in a log, with its topics."""
+    """The overview of a log, with its topics."""
 
     topics: tuple[TopicView, ...] = ()
 
 
 def overview(path: Path, files: str | None = None) -> LogOverview | None:
-    """Return the topics of a robot log with a proposal for a map; None where there is no log.
+    """Return the topics of a robot log with a proposal for a map; None if there is no log at `path`.
 
-    Of several recordings the first is looked at.
+    Of several recordings, only the first is described.
     """
     if files is not None or not has_recordings(path):
         return None
@@ -60,7 +60,10 @@ def overview(path: Path, files: str | None = None) -> LogOverview | None:
 
 
 class _Seen:
-    """The topics of a log: where their messages are, a sample of each, and the fields of that."""
+    """The topics of a log with their indexes, the first message of each, and its fields.
+
+    `why` holds the errors of topics that cannot be read.
+    """
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -89,7 +92,7 @@ class _Seen:
         self.codecs[topic.name] = codec
 
     def delays(self, name: str) -> Array | None:
-        """Return log time less stamp of some messages, in nanoseconds; None where they have no stamps."""
+        """Return the delay from stamp to log time of some messages, in nanoseconds; None if they have no stamps."""
         paths = stamp_paths(self.fields.get(name, {}))
         if paths is None:
             return None
@@ -101,13 +104,13 @@ class _Seen:
         )
 
     def rate(self, name: str) -> float:
-        """Return the usual number of messages a second of a topic; 0 for fewer than two."""
+        """Return the rate of a topic, by the median time between messages, in Hz; 0 for fewer than two messages."""
         log = self.indexes[name].log
         period = float(np.median(np.diff(log))) if len(log) > 1 else 0.0
         return _NS / period if period else 0.0
 
     def views(self) -> Iterator[TopicView]:
-        """Yield what is shown of each topic."""
+        """Yield the row of each topic in the output of `inspect`."""
         from ...core.verbs.inspect import TopicView
 
         begins = [int(index.log[0]) for index in self.indexes.values() if len(index)]
@@ -129,7 +132,7 @@ class _Seen:
             )
 
     def value(self, name: str, field: str) -> Array | None:
-        """Return the numbers that a sample has in a field; None for text and lists of structs."""
+        """Return the numbers in a field of the first message; None for text and lists of structs."""
         path = parse_path(field)
         try:
             return numbers_of(self.codecs[name].chosen([path])(self.samples[name])[0], field)
@@ -137,7 +140,7 @@ class _Seen:
             return None
 
     def picture(self, name: str) -> bool:
-        """Whether the messages of a topic are pictures."""
+        """Return whether the messages of a topic are pictures."""
         return picture_kind(self.fields.get(name, {}), ()) is not None
 
     def columns(self, keys: Mapping[str, str]) -> Iterator[ColumnView]:
@@ -165,7 +168,7 @@ class _Seen:
 
 
 class _Proposal:
-    """What the topics of a log may be: `keys` by field, `options` of the reader, `doubts` in sentences."""
+    """A guess of what the topics of a log are: `keys` by field, `options` of the reader, and `doubts` as notes."""
 
     def __init__(self, seen: _Seen) -> None:
         self._seen = seen
@@ -199,7 +202,7 @@ class _Proposal:
             self.options["fps"] = _round(min(seen.rate(topic) for topic in used))
         if markers:
             self.options["episodes_by"] = f"topic:{markers[0]}"
-            self.doubts.append(f"{markers[0]} is taken for the marker of episodes")
+            self.doubts.append(f"{markers[0]} is taken for the topic that marks episodes")
 
     def _take(self, key: str, topic: str | None) -> None:
         if topic is not None:
@@ -210,7 +213,7 @@ class _Proposal:
         return len(values) == 1 and values[0] in {"string", "bool", "int32", "int64", "uint32", "int8", "uint8"}
 
     def _vector(self, topic: str) -> str | None:
-        """The field of a topic that is most likely its value; None for topics of text and pictures."""
+        """Return the field of a topic that is most likely its value; None for topics of text and pictures."""
         fields = self._seen.fields[topic]
         if self._seen.picture(topic):
             return None
@@ -229,7 +232,7 @@ class _Proposal:
         return numbers[0] if "." not in numbers[0] or len(tops) > 1 else tops[0]
 
     def _pictures(self, topics: Sequence[str]) -> dict[str, str]:
-        """Name the pictures: `.front` for `/cam/front/image_raw/compressed`, "" for a single one without a name."""
+        """Name the topics of pictures: `.front` for `/cam/front/image_raw/compressed`, "" for a single nameless one."""
         found = [one for one in topics if self._seen.picture(one)]
         found = [one for one in found if not any(other.startswith(f"{one}/") for other in found)]
         named: dict[str, str] = {}
@@ -243,7 +246,7 @@ class _Proposal:
 
 
 def _round(rate: float) -> float:
-    """Round a measured rate as people state them."""
+    """Round a measured rate to a whole number if that is near, else to three digits."""
     whole = round(rate)
     if whole and abs(rate - whole) < 0.03 * rate:
         return float(whole)

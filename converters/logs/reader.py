@@ -1,7 +1,11 @@
-"""Reads robot logs: topics that a map gives to keys are aligned on a grid of times, step by step.
+"""Reads robot logs: aligns the topics that are mapped to keys on a grid of times, one time for each step.
 
-A log has no steps. `LogReader` makes them: it finds the messages of the topics that are mapped, in time order, cuts
-episodes, lays a grid over each, and takes for every key the value that holds at each time of the grid.
+A log has no steps. `LogReader` makes them: it finds the messages of the mapped topics in order of time, cuts the log
+into episodes, lays a grid of times over each, and takes for every key its value at each time of the grid.
+
+    /camera      x    x    x    x    x    x       grid of times  |    |    |    |    |
+    /joints    x x x x x x x x x x x x x x x      step t holds the newest value at or before its time
+    /reward             x         x               rewards after time t, up to time t + 1, are added up for step t
 """
 
 from __future__ import annotations
@@ -62,15 +66,15 @@ _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": _NS, "min": 60 * _NS}
 _CLOCKS = ("log", "header", "publish")
 _STARTS = frozenset({"start", "started", "begin", "record", "recording", "episode_start"})
 _STATED = frozenset({"recording"})
-"""Words that say how it is, and may come again and again; other words say that it changes."""
+"""Words for a state, which markers may repeat while it lasts; other words stand for a change of state."""
 _STOPS = frozenset({"stop", "stopped", "end", "ended", "finish", "finished", "done", "save", "episode_end"})
 _SUCCESSES = {"success": True, "succeeded": True, "failure": False, "failed": False, "fail": False, "abort": False}
 _EVENTS = ("event", "type", "action", "command", "cmd", "status", "state")
 _TRUE = frozenset({"true", "1", "1.0", "yes", "success", "succeeded"})
 _FALSE = frozenset({"false", "0", "0.0", "no", "failure", "failed", "fail"})
 TIME, AGE, LATE = "time", "age", "late"
-"""The first parts of the keys that say, for each key, when its value was measured, how long before the step, and
-whether that is longer than the tolerance."""
+"""First parts of keys about the values of other keys: when the value was measured in ns, how long before the step in s,
+and whether that is longer than the tolerance."""
 _OPTIONS = frozenset(
     {"map", "fps", "episodes_by", "clock", "align", "tolerance", "drop_late", "action", "images"}
 )  # fmt: skip
@@ -78,10 +82,10 @@ _MOST_NOTED = 8
 
 
 class MapNeededError(OptionNeededError):
-    """A log is read without the options that say what its topics are."""
+    """A log was opened without the options that a map of its topics needs."""
 
     def overview(self) -> Overview | None:
-        """The topics of the log, and a proposal of what they are."""
+        """Return the topics of the log, and a proposed map."""
         return overview_of(self._file)
 
 
@@ -89,7 +93,7 @@ class MapNeededError(OptionNeededError):
 
 
 def duration(text: str, option: str) -> int:
-    """Read a time such as `50ms` or `2s` as nanoseconds; UsageError for any other text."""
+    """Parse a duration such as `50ms` or `2s`, in nanoseconds; UsageError for anything else."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)\s*(ns|us|ms|s|min)", str(text).strip())
     if found is None:
         raise UsageError(f"{option} is {text!r}, expected a time like 50ms or 2s")
@@ -98,10 +102,18 @@ def duration(text: str, option: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How steps are made of messages.
+    """The options that define how steps are made of messages.
 
-    `rate` is in steps a second, None with `reference`, the topic each message of which is a step. `gap` is in
-    nanoseconds; `marker` is the topic, with a field perhaps, that marks episodes; without both, a recording is one.
+    Attributes:
+        rate: steps per second; None with `reference`.
+        reference: a topic whose messages define the times of steps, instead of a rate.
+        align: how values are taken at a time: `hold` the newest one before, `nearest` or `linear`.
+        clock: which times of messages are used: `log`, `header` or `publish`.
+        gap: a silence in nanoseconds that separates episodes.
+        marker: a topic, perhaps with a field, that marks episodes; without `gap` and `marker`, a recording is one.
+        tolerance: the age in nanoseconds from which a value is late.
+        drop_late: whether episodes are cut at steps with late values.
+        next_of: the observation whose next value becomes the action.
     """
 
     rate: Fraction | None
@@ -116,7 +128,7 @@ class Rules:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Rules:
-        """Read the options; UsageError for those that make no sense."""
+        """Parse the options of the reader; UsageError for invalid or contradictory ones."""
         align = str(options.get("align") or "hold")
         kind, _, topic = align.partition(":")
         if kind not in {"hold", "nearest", "linear", "reference"} or (kind == "reference") != bool(topic):
@@ -147,7 +159,7 @@ class Rules:
         )
 
     def late(self, ages: Array) -> Array:
-        """Whether values are older than the tolerance, or not there yet where the newest one before a step is taken."""
+        """Return which values are older than the tolerance or, with `hold`, were measured only after their step."""
         found: Array = np.abs(ages) > (self.tolerance or 0)
         return found | (ages < 0) if self.align == "hold" else found
 
@@ -166,11 +178,20 @@ def _next_of(given: Any) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a key takes of the messages of a topic: the field at `path`, of it the elements `take` if that is set.
+    """The part of a topic's messages that goes into a key.
 
-    `names` is where the messages name its elements, which then have the order of `order`. `picture` says how messages
-    are pictures, `codec` is the codec of a video; where that `is_kept`, rows refer to its frames. `keyed` is set where
-    the value is an object of JSON, whose keys are the names of its elements.
+    Attributes:
+        topic: the topic.
+        path: the field in its messages.
+        take: elements of the field, None for all.
+        names: the field with the names of the elements, if there is one.
+        order: the names in the order in which the elements are stored.
+        picture: how messages contain pictures, None for numbers.
+        codec: the codec of a video.
+        shape: the shape of a row.
+        dtype: the element type of a row.
+        keyed: whether the value is a JSON object, whose keys name the elements.
+        is_kept: whether a video is kept as a file, so that rows refer to its frames.
     """
 
     topic: str
@@ -187,24 +208,24 @@ class _Part:
 
     @property
     def form(self) -> ImageForm:
-        """The form of its pictures."""
+        """The form of the pictures."""
         height, width, channels = self.shape
         return ImageForm(self.dtype, (height, width, channels))
 
     @property
     def paths(self) -> list[FieldPath]:
-        """The fields that have to be decoded."""
+        """The fields of a message that have to be decoded."""
         if self.picture is not None:
             return list(self.picture.paths)
         return [self.path] if self.names is None else [self.path, self.names]
 
     @property
     def is_numbers(self) -> bool:
-        """Whether there is a value between two values: pictures, counts and truth values have none."""
+        """Whether values can be interpolated, unlike pictures, integers and bools."""
         return self.picture is None and self.dtype.startswith("float")
 
     def row(self, values: Sequence[Any], what: str) -> Array:
-        """Return the row of a message of its decoded fields; FormatError for one of another form than the first."""
+        """Make the row of a message from its decoded fields; FormatError if its form differs from the first message."""
         if self.picture is not None:
             if self.picture.kind == "raw":
                 return raw_pixels(values, self.form, what)
@@ -220,7 +241,7 @@ class _Part:
             raise FormatError(
                 f"{what} changes its size: a message has {list(numbers.shape)} values, the first one "
                 f"{list(self.shape)}",
-                hint="map a part of it, like [0:3], or convert the parts of the log each to a dataset",
+                hint="map a part of it, like [0:3], or convert the parts of the log to separate datasets",
             )
         if numbers.dtype != self.dtype:
             raise FormatError(f"{what} is {numbers.dtype.name} in a message, and {self.dtype} in the first one")
@@ -229,9 +250,9 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A key and where its values come from; several parts are put side by side.
+    """A key, and the parts of messages that are concatenated to its values.
 
-    `field` has another key where rows refer to frames of a video.
+    `field` is what is stored; for a kept video, its key differs from `key`, as rows are references to frames.
     """
 
     key: Key
@@ -241,7 +262,7 @@ class _Column:
 
 
 def split_topic(text: str, topics: Iterable[str]) -> tuple[str, str]:
-    """Split `/joint_states.position` into the topic and the field; the topic is the longest one that fits."""
+    """Split `/joint_states.position` into topic and field; the longest known topic that fits is taken."""
     for name in sorted(topics, key=len, reverse=True):
         rest = text[len(name) :]
         if text.startswith(name) and (not rest or rest[0] in ".["):
@@ -252,7 +273,7 @@ def split_topic(text: str, topics: Iterable[str]) -> tuple[str, str]:
 
 
 class LogMapping:
-    """What the keys of a map are, found out from the first message of each topic in the first recording."""
+    """Makes the columns of a map from the first message of each topic in the first recording."""
 
     def __init__(self, log: Log, given: Mapping[Key, Sequence[str]], images: str) -> None:
         self._log, self._images = log, images
@@ -264,7 +285,7 @@ class LogMapping:
         for key, texts in given.items():
             require_ted_key(key, tuple(texts))
             if key[0] in {NEXT, TIME, AGE, LATE}:
-                raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes of the log")
+                raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes itself")
             found.append((key, [split_topic(text, log.names) for text in texts]))
         for _, parts in found:
             for topic, _ in parts:
@@ -291,8 +312,8 @@ class LogMapping:
             self._codecs[name] = codec
             if codec.is_assumed:
                 self.notes.append(
-                    f"the log does not define {codec.schema.name}, the type of {name}: the definition that all "
-                    "distributions of ROS 2 share is taken"
+                    f"the log does not define {codec.schema.name}, the type of {name}: the definition common to all "
+                    "distributions of ROS 2 is used"
                 )
 
     def _is_skipped(self, parts: Sequence[tuple[str, str]]) -> bool:
@@ -313,7 +334,7 @@ class LogMapping:
             if odd := next((one for one in parts if len(one.shape) > 1), None):
                 raise FormatError(f"{odd.topic} has pictures, which cannot be part of the vector {key_name(key)}")
             if len({one.dtype == "bool" for one in parts}) > 1:
-                raise FormatError(f"{key_name(key)} would have truth values next to numbers", hint="use two keys")
+                raise FormatError(f"{key_name(key)} would mix truth values and numbers", hint="use two keys")
             dtype = np.result_type(*(one.dtype for one in parts)).name
             shape = (sum(math.prod(one.shape) for one in parts),)
         if key == REWARD:
@@ -356,17 +377,17 @@ class LogMapping:
         )  # fmt: skip
 
     def _ordered(self, names: list[str], what: str) -> tuple[str, ...]:
-        """Return the order in which named elements are put: the one in which topics name them first."""
+        """Return the order in which named elements are stored, the same for all topics: the first one seen."""
         if len(set(names)) != len(names):
             raise FormatError(f"{what}: a message names {_twice(names)} twice")
         self._order += tuple(name for name in names if name not in self._order)
         order = tuple(name for name in self._order if name in names)
         if order != tuple(names):
-            self.notes.append(f"{what}: its elements are put in the order of other topics: {', '.join(order)}")
+            self.notes.append(f"{what}: its elements are stored in the order of other topics: {', '.join(order)}")
         return order
 
     def fields_in(self, part: _Part) -> list[str]:
-        """Return the names of the fields of messages that a part of a key takes."""
+        """Return the names of the fields that a part covers."""
         text = path_text(tuple(0 if isinstance(one, int) else one for one in part.path))
         fields = self._codecs[part.topic].fields(self._first[part.topic])
         return [one for one in fields if not text or one == text or one.startswith((f"{text}.", f"{text}["))]
@@ -400,13 +421,13 @@ class LogMapping:
 
 
 def _in_order(numbers: Array, names: Sequence[str], order: tuple[str, ...], what: str) -> Array:
-    """Put elements in an order by their names; FormatError where a message has others."""
+    """Put named elements into an order; FormatError if a message has other names."""
     if tuple(names) == order and len(numbers) == len(order):
         return numbers
     if not order:
         if len(names) == len(numbers):
             raise FormatError(
-                f"{what}: the first message does not name its elements, and a later one names {', '.join(names)}",
+                f"{what}: the first message does not name its elements, but a later one names {', '.join(names)}",
                 hint="begin the log after the messages without names, or map another topic",
             )
         return numbers
@@ -414,8 +435,8 @@ def _in_order(numbers: Array, names: Sequence[str], order: tuple[str, ...], what
         raise FormatError(f"{what}: a message has {len(names)} names and {len(numbers)} values")
     if sorted(names) != sorted(order):
         raise FormatError(
-            f"{what}: messages name different elements, {', '.join(order)} and {', '.join(names)}, as where several "
-            "nodes publish on one topic",
+            f"{what}: messages name different elements, {', '.join(order)} and {', '.join(names)}, as if several nodes "
+            "publish on one topic",
             hint="record each node on a topic of its own, or map other topics",
         )
     return numbers[[names.index(name) for name in order]]
@@ -426,7 +447,7 @@ def _twice(names: Sequence[str]) -> str:
 
 
 def _element(numbers: Array, take: int | slice, what: str) -> Array:
-    """Take an element, or a range of them; FormatError where the list is too short."""
+    """Take an element, or a range of elements; FormatError if the list is too short."""
     if isinstance(take, slice):
         if take.stop is not None and take.stop > len(numbers):
             raise FormatError(f"{what} has {len(numbers)} elements, and {take.stop} are mapped")
@@ -441,33 +462,36 @@ def _element(numbers: Array, take: int | slice, what: str) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The messages of a topic on the chosen clock: `times` int64 `[n]` ascending, and the number of each message."""
+    """The messages of a topic in order of the chosen clock.
+
+    `times` are ascending, int64 `[n]` in nanoseconds; `numbers` are the numbers of these messages in the index.
+    """
 
     index: Index
     times: Array
     numbers: Array
 
     def holding(self, times: Array, low: int, high: int) -> Array:
-        """Return the position of the newest message at or before each time, of those from `low` to before `high`."""
+        """Return the position of the newest message at or before each time, among positions `[low, high)`."""
         found: Array = np.clip(np.searchsorted(self.times, times, "right") - 1, low, high - 1)
         return found
 
     def nearest(self, times: Array, low: int, high: int) -> Array:
-        """Return the position of the message that is nearest to each time; the earlier one of two."""
+        """Return the position of the message nearest to each time, the earlier one of two, among `[low, high)`."""
         before = self.holding(times, low, high)
         after = np.minimum(before + 1, high - 1)
         later = np.abs(self.times[after] - times) < np.abs(times - self.times[before])
         return np.where(later, after, before)
 
     def between(self, since: int | None, until: int | None) -> tuple[int, int]:
-        """Return the positions of the first message from a time on, and of the first one that is not before another."""
+        """Return the range of positions of the messages with times in `[since, until)`; None stands for no bound."""
         low = 0 if since is None else int(np.searchsorted(self.times, since, "left"))
         high = len(self.times) if until is None else int(np.searchsorted(self.times, until, "left"))
         return low, high
 
 
 class OpenLog:
-    """A recording that is open, with the time lines of its topics on the clock of the rules."""
+    """An open recording, with the time lines of its topics on the chosen clock."""
 
     def __init__(self, log: Log, topics: Sequence[str], clock: str, is_alone: bool = True) -> None:
         self.log = log
@@ -482,6 +506,10 @@ class OpenLog:
             self._take_clock(clock)
 
     def _take_clock(self, clock: str) -> None:
+        """Replace log times by the times in messages.
+
+        Topics without stamps get their log times less the smallest delay of the topics with stamps.
+        """
         stamps = self._published() if clock == "publish" else self._headers()
         stated = {name: np.flatnonzero(found) for name, found in stamps.items() if len(found)}
         offsets = {}
@@ -499,7 +527,7 @@ class OpenLog:
                     f"{int(delays.max()) / _NS:.3f} s: messages waited, or a clock was set or drifts"
                 )
         if not offsets:
-            raise UsageError(f"{self.log.name}: no topic that is mapped has a time of its own", hint="use --clock log")
+            raise UsageError(f"{self.log.name}: no mapped topic has times in its messages", hint="use --clock log")
         low, high = (choose(offsets, key=offsets.__getitem__) for choose in (min, max))
         if offsets[high] - offsets[low] > _HOUR:
             hours = (offsets[high] - offsets[low]) / _HOUR
@@ -511,7 +539,7 @@ class OpenLog:
         if offsets[high] - least > _NEAR:
             self.notes.append(
                 f"the least delay between stamp and log is {least / _NS:.3f} s for {low}, and "
-                f"{offsets[high] / _NS:.3f} s for {high}: where that is not transport, their clocks differ"
+                f"{offsets[high] / _NS:.3f} s for {high}: unless transport takes that long, their clocks differ"
             )
         for name, line in self.lines.items():
             times = stamps.get(name)
@@ -524,7 +552,7 @@ class OpenLog:
                     )
                 times = line.index.log - least
                 self.notes.append(
-                    f"{name} has no stamps: its log times less {least / _NS:.6f} s are taken, the least delay between "
+                    f"{name} has no stamps: its log times less {least / _NS:.6f} s are used, the least delay between "
                     "stamp and log of the other topics"
                 )
             if times is not None:
@@ -535,11 +563,11 @@ class OpenLog:
                 self.lines[name] = Line(line.index, times[order], order)
 
     def _require_steady(self, name: str, stamps: Array) -> None:
-        """Raise FormatError for stamps that begin again: what was before and after that would be mixed."""
+        """Raise FormatError for stamps that jump back: sorting would mix the messages before and after the jump."""
         if (back := -int(np.diff(stamps).min(initial=0))) > _STEADY:
             raise FormatError(
-                f"{self.log.name}: the stamps of {name} step back by {back / _NS:.3f} s, as where a device restarts or "
-                "its clock is set: they are not one clock",
+                f"{self.log.name}: the stamps of {name} step back by {back / _NS:.3f} s, as if the device restarted or "
+                "its clock was set",
                 hint="use --clock log",
             )
 
@@ -550,7 +578,7 @@ class OpenLog:
         for at, number, published, _ in self.log.read(asked):
             if published is None:
                 raise UsageError(
-                    f"{self.log.name} is a {self.log.kind}, which has no times of publishing",
+                    f"{self.log.name} is a {self.log.kind}, which does not store times of publishing",
                     hint="use --clock log or --clock header",
                 )
             found[names[at]][number] = min(published, (1 << 63) - 1)
@@ -579,13 +607,13 @@ class OpenLog:
         return found
 
     def packets(self, part: _Part) -> Packets:
-        """Return the packets of a video."""
+        """Return the packets of a topic with video."""
         assert part.codec is not None
         index = self.lines[part.topic].index
         return packets_of(self.log, self.codecs[part.topic], index, part.paths, part.codec)
 
     def decoder(self, part: _Part) -> VideoDecoder:
-        """Return the decoder of a video, which goes on where it was."""
+        """Return the decoder of a video, which continues after the last frame."""
         if part.topic not in self.decoders:
             self.decoders[part.topic] = VideoDecoder(self.packets(part))
         return self.decoders[part.topic]
@@ -602,7 +630,7 @@ class OpenLog:
         self._begins[part.topic] = first
 
     def keep(self, parts: Iterable[_Part], folder: Path) -> None:
-        """Write the videos that are kept into files of a folder."""
+        """Write the videos that are kept to files in a folder."""
         self.kept = {
             part.topic: self.packets(part).keep(
                 self._begins[part.topic], self.lines[part.topic].index.log, part.form, folder
@@ -613,7 +641,7 @@ class OpenLog:
 
 
 def packets_of(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath], video: str) -> Packets:
-    """Return the packets of a topic, which are `video`; FormatError for a message that states another format."""
+    """Return the packets of a topic with the codec `video`; a message of another format raises FormatError."""
     decode = codec.chosen(list(paths))
 
     def packet(number: int) -> bytes:
@@ -631,10 +659,15 @@ def packets_of(log: Log, codec: Codec, index: Index, paths: Sequence[FieldPath],
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """A part of a recording: values from `since` to before `until` count, None for no bound.
+    """A part of a recording that becomes an episode, with times in nanoseconds.
 
-    The grid begins at `start`, or where there are values; steps begin before `stop`, or are not later than the last
-    message of the first observation.
+    Attributes:
+        since: earliest time of messages that are used, None for no bound.
+        until: time before which messages are used, None for no bound.
+        start: the beginning of the grid, None for the time from which all observations and actions have values.
+        stop: time before which steps begin, None for the last message of the first observation.
+        texts: texts of the episode.
+        success: whether the episode is stated to have succeeded, None if not stated.
     """
 
     since: int | None = None
@@ -647,7 +680,11 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """`rows` times of a grid, one more than steps: from step `first` after `origin`, or from message `first`."""
+    """An episode: `rows` consecutive times of a grid, one more than steps.
+
+    With a rate, the first is time `first` of the grid that begins at `origin`; with a reference topic, it is the time
+    of message `first`.
+    """
 
     recording: int
     origin: int
@@ -659,7 +696,7 @@ class _Episode:
 
 
 def _markers(opened: OpenLog, topic: str, field: str) -> Iterator[tuple[int, Any]]:
-    """Yield the time of each marker, and what it says."""
+    """Yield the time and the value of each message that marks episodes."""
     line, codec = opened.lines[topic], opened.codecs[topic]
     if not len(line.times):
         return
@@ -699,9 +736,9 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What a marker says: an episode starts, or ends, or has the number `number`.
+    """The meaning of a marker: an episode starts, or it ends.
 
-    A flag is a number, too: messages with the same one are about the same episode.
+    Markers with the same `number` (of an episode, or a flag or word for a state) repeat each other.
     """
 
     starts: bool
@@ -711,7 +748,7 @@ class _Mark:
 
 
 def _mark(value: Any, what: str) -> _Mark:
-    """Understand a marker; FormatError for one that says neither that an episode starts nor that it ends."""
+    """Interpret the value of a marker; FormatError unless it means that an episode starts or ends."""
     if isinstance(value, bool):
         return _Mark(value, number=value)
     if isinstance(value, int | float):
@@ -732,8 +769,8 @@ def _mark(value: Any, what: str) -> _Mark:
     if said is None:
         shown = str(value)
         raise FormatError(
-            f"{what}: the marker {shown[:60]!r} says neither that an episode starts nor that it ends",
-            hint="start and stop are understood, true and false, numbers of episodes, and an event in JSON; or use "
+            f"{what}: the marker {shown[:60]!r} does not mean that an episode starts or ends",
+            hint="known are start and stop, true and false, numbers of episodes, and an event in JSON; or use "
             "--episodes-by gap:2s",
         )
     text = str(word).strip().lower()
@@ -742,7 +779,7 @@ def _mark(value: Any, what: str) -> _Mark:
 
 
 def _succeeded(value: Any) -> bool | None:
-    """Understand what states success; None for what says neither."""
+    """Interpret a value as success or failure; None for any other value."""
     text = str(value).strip().lower()
     return True if text in _TRUE else False if text in _FALSE else None
 
@@ -755,7 +792,7 @@ def _word(value: Any) -> bool | None:
 
 
 def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int, int]:
-    """Return what lies between starts and stops, and count stops without a start and starts without a stop."""
+    """Return the segments between starts and stops, the number of stops without start, and of starts without stop."""
     found: list[_Segment] = []
     opened: tuple[int, _Mark] | None = None
     idle = endless = 0
@@ -777,6 +814,7 @@ def _marked(marks: Iterable[tuple[int, _Mark]]) -> tuple[list[_Segment], int, in
 
 
 def _silences(lines: Iterable[Line], gap: int) -> list[_Segment]:
+    """Return the segments that are separated by silences of at least `gap` on all topics."""
     times = _sorted(*(line.times for line in lines))
     cuts = np.flatnonzero(np.diff(times) >= gap)
     begins, ends = [0, *(cuts + 1).tolist()], [*cuts.tolist(), len(times) - 1]
@@ -784,7 +822,7 @@ def _silences(lines: Iterable[Line], gap: int) -> list[_Segment]:
 
 
 def _sorted(*arrays: Array) -> Array:
-    """Return all numbers once, ascending: faster than NumPy's `unique` where most are in order already."""
+    """Return the sorted distinct numbers; faster than `numpy.unique` for numbers that are mostly sorted."""
     found = np.sort(np.concatenate(arrays), kind="stable")
     once: Array = found[np.diff(found, prepend=found[:1] - 1) != 0]
     return once
@@ -794,20 +832,20 @@ _MOST_ROWS = 10_000_000
 
 
 class _Grid:
-    """The times of steps: the `k`-th is `floor(k / rate)` after the first, or the time of message `k` of a topic."""
+    """The times of steps: time `k` is `floor(k / rate)` ns after the origin, or the time of message `k` of a topic."""
 
     def __init__(self, rate: Fraction | None, reference: Line | None) -> None:
         self._rate, self._reference = rate, reference
 
     def before(self, origin: int, stop: int) -> int:
-        """Return the number of times from `origin` on that are before `stop`; messages are counted from the first."""
+        """Return the number of times before `stop`, counted from `origin`, or from the first message of the topic."""
         if self._reference is not None:
             return int(np.searchsorted(self._reference.times, stop, "left"))
         assert self._rate is not None
         return max(0, math.ceil(Fraction(stop - origin) * self._rate / _NS))
 
     def times(self, origin: int, first: int, rows: int) -> Array:
-        """Return the times of rows from the `first` on, int64."""
+        """Return `rows` times from the time `first` on, int64 in nanoseconds."""
         if self._reference is not None:
             found: Array = self._reference.times[first : first + rows]
             return found
@@ -818,15 +856,21 @@ class _Grid:
         return origin + np.array([k * over // under for k in range(first, first + rows)], np.int64)
 
     def count(self) -> int | None:
-        """Return the number of times that there are; None for any number."""
+        """Return the number of times, None if it is unlimited."""
         return None if self._reference is None else len(self._reference.times)
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the messages of a topic: `rows` have its values, of which so many repeat the one before.
+    """Counts of how the messages of a topic are used.
 
-    `unused` messages lie between the ones that rows take, `outside` ones before, between and after episodes.
+    Attributes:
+        rows: rows with values of the topic.
+        repeated: rows that use the same message as the row before.
+        unused: messages inside episodes that no row uses.
+        outside: messages before, between and after episodes.
+        late: rows whose value is late.
+        oldest: the greatest age of a value in nanoseconds.
     """
 
     rows: int = 0
@@ -837,7 +881,7 @@ class _Tally:
     oldest: int = 0
 
     def add(self, positions: Array, ages: Array, late: Array | None) -> None:
-        """Count the rows of an episode."""
+        """Add the rows of an episode."""
         used = int((np.diff(positions) != 0).sum()) + 1
         self.rows += len(positions)
         self.repeated += len(positions) - used
@@ -846,10 +890,10 @@ class _Tally:
         self.late += 0 if late is None else int(late.sum())
 
     def note(self, topic: str, tolerance: int | None) -> str:
-        """Say it in a sentence; there are no rows of rewards, which are added up."""
+        """Return a note with these counts; rewards have no rows, because they are added up."""
         outside = counted(self.outside, "message")
         if not self.rows:
-            return f"{topic}: {outside} {_are(self.outside)} in no step, and not added up"
+            return f"{topic}: {outside} {_are(self.outside)} outside all steps, and not added up"
         late = "" if tolerance is None else f", {self.late:,} are late by more than {tolerance / 10**6:g} ms"
         return (
             f"{topic}: of {counted(self.rows, 'row')} {self.repeated:,} repeat the value before{late}; "
@@ -867,7 +911,7 @@ def _are(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a survey found."""
+    """The result of the survey of all recordings."""
 
     columns: tuple[_Column, ...]
     fields: tuple[tuple[Field, Timing], ...]
@@ -880,26 +924,36 @@ class _Found:
 
 
 class LogReader(SurveyedReader[_Found]):
-    """Robot logs: MCAP files, ROS 2 bags and ROS 1 bags, or a folder of them, in which options say what topics are.
+    """Reads an MCAP file, a ROS 2 bag, a ROS 1 bag, or a folder of them; options define keys, steps and episodes.
 
-    Options: `map` has keys and topics with fields; `fps` steps a second, `align` how values are taken at each, `clock`
-    on which clock; `episodes_by` where episodes are cut; `tolerance` and `drop_late` what becomes of old values;
-    `action` makes actions of next observations; `images` is `keep`, for videos, `decode` or `skip`. The rule is in
-    docs/reference/logs.md.
+    docs/reference/logs.md describes the rules in full.
 
-    Raises UsageError for topics and fields that a log does not have, FormatError for clocks that cannot be aligned and
-    values that change their size, CorruptDataError for damaged files.
+    Options:
+        map: keys and the topics and fields of their values.
+        fps: steps per second.
+        align: how values are taken at the time of a step: `hold`, `nearest`, `linear` or `reference:/TOPIC`.
+        clock: the clock of messages: `log`, `header` or `publish`.
+        episodes_by: where episodes are cut: `file`, `gap:2s` or `topic:/TOPIC`.
+        tolerance: the age from which a value is late, like `50ms`.
+        drop_late: whether episodes are cut at steps with late values.
+        action: `next:KEY` makes actions of the next observation.
+        images: `keep` videos as files, `decode` them, or `skip` all pictures.
+
+    Raises:
+        UsageError: a log does not have a topic or field of the map.
+        FormatError: clocks cannot be aligned, or values change their size.
+        CorruptDataError: a file is damaged.
     """
 
     option_names = _OPTIONS
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether the path is a robot log, or a folder with one, by the first bytes of files."""
+        """Return whether the path is a robot log, or a folder with one, by the first bytes of its files."""
         return has_recordings(path)
 
     def on_open(self) -> None:
-        """Find the recordings and understand the options."""
+        """Find the recordings, and parse the options."""
         self._recordings = require_recordings(self.path)
         self._open: tuple[int, OpenLog] | None = None
         self._images = require_images(self.options.get("images"), known=("keep", "decode", "skip"))
@@ -924,7 +978,7 @@ class LogReader(SurveyedReader[_Found]):
         return self._open[1]
 
     def _take_up(self, number: int, log: Log, columns: Sequence[_Column]) -> None:
-        """Make the time lines of a recording that was opened."""
+        """Make the time lines of a recording, and keep it open."""
         opened = OpenLog(log, self._topics(columns), self._rules.clock, is_alone=len(self._recordings) == 1)
         for part in _videos(columns):
             opened.begin_at_key_frame(part)
@@ -938,7 +992,7 @@ class LogReader(SurveyedReader[_Found]):
             self._open = None
 
     def on_close(self) -> None:
-        """Close the log that is open."""
+        """Close the log that is open, if any."""
         self._close()
 
     def files(self) -> list[Path]:
@@ -948,9 +1002,9 @@ class LogReader(SurveyedReader[_Found]):
         ]
 
     def look(self, progress: Callable[[int], None]) -> _Found:
-        """Find the episodes in all recordings; no message is decoded but the first of each topic, and markers."""
+        """Find the episodes of all recordings; only the first message of each topic and markers are decoded."""
         columns, notes, dropped = self._columns()
-        notes += [f"{one} is left out: it is named as a log, and is none" for one in left_out(self.path)]
+        notes += [f"{one} is left out: it has the name of a log, but is not one" for one in left_out(self.path)]
         episodes: list[_Episode] = []
         tallies: dict[str, _Tally] = {}
         documents: dict[str, bytes] = {}
@@ -970,7 +1024,7 @@ class LogReader(SurveyedReader[_Found]):
                 documents[f"attachments/{safe_part(recording.name)}/{safe_part(name)}"] = data
             progress(len(found))
         if not episodes:
-            why = next(iter(notes), "no two times have values of all topics")
+            why = next(iter(notes), "there are no two times at which all topics have values")
             raise FormatError(f"{self.path} has no steps: {why}", hint=f"rbtool inspect {self.path} shows its topics")
         notes += [tally.note(name, self._rules.tolerance) for name, tally in tallies.items()
                   if tally.rows or tally.outside]  # fmt: skip
@@ -984,13 +1038,13 @@ class LogReader(SurveyedReader[_Found]):
         )  # fmt: skip
 
     def _folder_of_videos(self) -> Path:
-        """Make a folder that is there as long as this reader: it is closed before videos are copied."""
+        """Make a temporary folder that lives as long as this object: videos are copied after the reader was closed."""
         folder = tempfile.TemporaryDirectory(prefix="rbtool-log-")
         weakref.finalize(self, folder.cleanup)
         return Path(folder.name)
 
     def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
-        """The videos of the recordings that these episodes are from."""
+        """The kept videos of the recordings that these episodes come from."""
         found = self.found
         recordings = dict.fromkeys(found.episodes[number].recording for number in numbers)
         return {
@@ -1016,7 +1070,7 @@ class LogReader(SurveyedReader[_Found]):
             dropped = self._unmapped(log, mapping.columns, ())
             if clocks := [name for name, kind in kinds.items() if kind.endswith("/Clock")]:
                 mapping.notes.append(
-                    f"{clocks[0]} was recorded: nodes may have used simulated time, which header stamps then count"
+                    f"{clocks[0]} was recorded: nodes may have used simulated time, also in header stamps"
                 )
             self._require_alignable(mapping)
             self._refuse_next(mapping.columns)
@@ -1026,7 +1080,9 @@ class LogReader(SurveyedReader[_Found]):
         if self._rules.gap is None and self._rules.marker is None and marks is not None:
             mapping.notes.append(f"{marks} may mark episodes: --episodes-by topic:{marks} cuts them there")
         if not any(column.key[0] == ACTION[0] for column in mapping.columns) and self._rules.next_of is None:
-            mapping.notes.append("no action is mapped: the dataset has none (--action next:KEY takes observations)")
+            mapping.notes.append(
+                "no action is mapped: the dataset has none (--action next:KEY makes it of observations)"
+            )
         return mapping.columns, mapping.notes, dropped
 
     def _unmapped(self, log: Log, columns: Sequence[_Column], known: Iterable[Dropped]) -> list[Dropped]:
@@ -1045,7 +1101,7 @@ class LogReader(SurveyedReader[_Found]):
             for text in (f"{part.topic}.{name}" for name in (path_text(part.path), *mapping.fields_in(part))):
                 if any(word in text.lower() for word in ("orientation", "rotation", "quat")):
                     raise UsageError(
-                        f"--align linear: {text} is a rotation, and numbers between two rotations are not one",
+                        f"--align linear: {text} is a rotation, which cannot be interpolated number by number",
                         hint="use --align hold or nearest",
                     )
 
@@ -1054,17 +1110,18 @@ class LogReader(SurveyedReader[_Found]):
         if wanted is None:
             return
         if any(column.key[0] == ACTION[0] for column in columns):
-            raise UsageError("--action next makes actions, and --map has some", hint="leave out one of them")
+            raise UsageError("--action next makes actions, but --map has some already", hint="leave out one of them")
         states = [column for column in columns if column.timing == "state" and not column.parts[0].is_kept]
         if all(column.key != wanted for column in states):
             names = ", ".join(key_name(column.key) for column in states)
             raise UsageError(
-                f"--action is next:{key_name(wanted)}, which --map does not have", hint=f"observations are {names}"
+                f"--action is next:{key_name(wanted)}, which is not an observation in --map",
+                hint=f"observations that can be actions are {names or 'none'}",
             )
 
     @functools.cached_property
     def _marker(self) -> tuple[str | None, str]:
-        """The topic that marks episodes, and its field: a name may have dots, so the topics of the log decide."""
+        """The topic that marks episodes, and its field; names may contain dots, so the topics of the log are needed."""
         if self._rules.marker is None:
             return None, ""
         with self._recordings[0].open() as log:
@@ -1104,7 +1161,7 @@ class LogReader(SurveyedReader[_Found]):
         what = f"{opened.log.name}: {topic}"
         found, idle, endless = _marked((time, _mark(value, what)) for time, value in _markers(opened, topic, field))
         if not found:
-            notes.append(f"{what} marks no start: there is no episode in the recording")
+            notes.append(f"{what} never marks a start: the recording has no episode")
         if idle:
             notes.append(f"{what} has {counted(idle, 'stop')} without a start")
         if endless:
@@ -1124,7 +1181,7 @@ class LogReader(SurveyedReader[_Found]):
     def _episodes(
         self, number: int, opened: OpenLog, columns: Sequence[_Column], tallies: dict[str, _Tally], notes: list[str]
     ) -> Iterator[_Episode]:
-        """Yield the episodes of a recording, and count what becomes of its messages."""
+        """Yield the episodes of a recording, and count how its messages are used."""
         several = len(self._recordings) > 1
         inside = {
             part.topic: np.zeros(len(opened.lines[part.topic].times), bool) for one in columns for part in one.parts
@@ -1148,7 +1205,12 @@ class LogReader(SurveyedReader[_Found]):
     def _spread(
         self, opened: OpenLog, columns: Sequence[_Column], segment: _Segment, name: str, notes: list[str]
     ) -> tuple[int, int, int] | None:
-        """Return where the grid of a segment begins, its first row with values, and its rows; None without steps."""
+        """Return the origin of a segment's grid, its first row with values, and its number of rows.
+
+        Returns None, and adds a note, for a segment without steps. The segment begins when all observations and actions
+        have a value. If that is less than one step after a time of the grid, the row of that time is kept: it has a
+        value that comes later, with a negative age.
+        """
         aligned = list(dict.fromkeys(part.topic for one in columns if one.timing != "result" for part in one.parts))
         lead = next(part.topic for one in columns if one.timing == "state" for part in one.parts)
         actions = [part.topic for one in columns if one.key[0] == ACTION[0] for part in one.parts]
@@ -1164,7 +1226,7 @@ class LogReader(SurveyedReader[_Found]):
         stop = last + 1 if segment.stop is None else segment.stop
         first = max(grid.before(origin, origin), grid.before(origin, max(begins.values())))
         skipped = first - grid.before(origin, origin)
-        if skipped == 1:  # the value comes within the first step: its age is negative, and says so
+        if skipped == 1:  # the last value comes within the first step: keep its row, with a negative age
             first -= 1
         steps = grid.before(origin, stop) - first
         if (count := grid.count()) is not None:
@@ -1182,7 +1244,7 @@ class LogReader(SurveyedReader[_Found]):
         latest = max(begins, key=begins.__getitem__)
         if skipped == 1:
             early = (begins[latest] - int(grid.times(origin, first, 1)[0])) / 10**6
-            notes.append(f"{name}: the first row has the first value of {latest}, which comes {early:.3f} ms later")
+            notes.append(f"{name}: the first row has the first value of {latest}, measured {early:.3f} ms after it")
         elif skipped:
             notes.append(f"{name}: the first {counted(skipped, 'step')} have no value of {latest}, and are left out")
         return origin, first, steps + 1
@@ -1201,7 +1263,7 @@ class LogReader(SurveyedReader[_Found]):
         self, opened: OpenLog, columns: Sequence[_Column], spread: tuple[int, int, int], segment: _Segment,
         tallies: dict[str, _Tally], inside: Mapping[str, Array],
     ) -> Array:  # fmt: skip
-        """Count what becomes of messages, mark those `inside`; return which steps have a value beyond the tolerance."""
+        """Count how messages are used, and mark those `inside` episodes; return which steps have a late value."""
         times = self._grid(opened).times(*spread)
         late = np.zeros(len(times) - 1, bool)
         seen = set()
@@ -1259,16 +1321,16 @@ class LogReader(SurveyedReader[_Found]):
             yield _piece(number, episode, columns, start, stop)
 
     def _span(self, opened: OpenLog, segment: _Segment) -> tuple[int, int]:
-        """Return the log times between which an episode has its messages."""
+        """Return the range of log times of an episode's messages, for the comparison with the index."""
         since, until = (0, 1 << 63) if self._rules.clock != "log" else (segment.since, segment.until or segment.stop)
-        if since is None and segment.start is not None:  # it begins with values from before
+        if since is None and segment.start is not None:  # the first row holds values from before the start
             begin = np.array([segment.start])
             lines = [one for one in opened.lines.values() if len(one.times)]
             since = min(int(one.times[one.holding(begin, 0, len(one.times))][0]) for one in lines)
         return since or 0, until or 1 << 63
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the rewards of one episode, and its end."""
+        """Yield the rewards and flags of one episode."""
         found = self.found
         episode = found.episodes[number]
         rewards = [column for column in found.columns if column.timing == "result"]
@@ -1280,7 +1342,7 @@ class LogReader(SurveyedReader[_Found]):
         yield _piece(number, episode, columns, 0, episode.rows - 1)
 
     def _values(self, opened: OpenLog, columns: Sequence[_Column], times: Array, segment: _Segment) -> dict[Key, Array]:
-        """Return the columns at some times, the last of which has values of observations only."""
+        """Return the columns at some times of the grid; the last time is only for observations."""
         reads = [self._read_of(opened, column, part, times, segment) for column in columns for part in column.parts]
         wanted: dict[str, Array] = {}
         for one in reads:
@@ -1310,7 +1372,10 @@ class LogReader(SurveyedReader[_Found]):
         return found | ages
 
     def _read_rewards(self, line: Line, times: Array, segment: _Segment) -> Array:
-        """Return the position of the first message after each time: the rewards of a step come after it begins."""
+        """Return the position of the first reward after each time.
+
+        Rewards of step t are those in `(time t, time t + 1]`.
+        """
         found: Array = np.clip(np.searchsorted(line.times, times, "right"), *line.between(segment.since, segment.until))
         return found
 
@@ -1325,7 +1390,7 @@ class LogReader(SurveyedReader[_Found]):
         return _Read(part, line, positions, np.minimum(positions + 1, line.between(None, segment.until)[1] - 1), None)
 
     def _decoded(self, opened: OpenLog, reads: Sequence[_Read], wanted: Mapping[str, Array]) -> list[Array]:
-        """Decode the messages that are wanted of each topic, once each; return the rows of each read."""
+        """Decode the wanted messages of each topic once; return the rows for each of the reads."""
         found = [
             np.empty((len(wanted[one.part.topic]), 2), np.int64) if one.part.is_kept
             else np.empty((len(wanted[one.part.topic]), *one.part.shape), one.part.dtype)
@@ -1365,10 +1430,14 @@ class LogReader(SurveyedReader[_Found]):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """The messages that a part of a column takes, by their positions on the time line.
+    """The messages that a part of a column uses.
 
-    `after` are the messages after them, where values between two are taken. Where values of a step are added up,
-    `bounds` are the positions at which the messages of each step begin.
+    Attributes:
+        part: the part.
+        line: the time line of its topic.
+        positions: positions of the messages on the time line, one for each row, or all that are added up.
+        after: with linear interpolation, the positions of the following messages.
+        bounds: of rewards, the position at which the messages of each step begin.
     """
 
     part: _Part
@@ -1379,12 +1448,12 @@ class _Read:
 
     @property
     def numbers(self) -> Array:
-        """The numbers of all messages that are needed."""
+        """The numbers of all messages that have to be decoded."""
         found: Array = self.line.numbers[self.positions]
         return found if self.after is None else np.concatenate((found, self.line.numbers[self.after]))
 
     def aligned(self, decoded: Array, numbers: Array, times: Array) -> Array:
-        """Return a row for each time, of the rows that were decoded of the messages with these numbers."""
+        """Return a row for each time, given the decoded rows of the messages `numbers`, which are ascending."""
         rows = np.searchsorted(numbers, self.line.numbers[self.positions])
         values: Array = decoded if np.array_equal(rows, np.arange(len(decoded))) else decoded[rows]
         if self.bounds is not None:
@@ -1412,12 +1481,12 @@ def _piece(number: int, episode: _Episode, columns: Mapping[Key, Array], start: 
 
 
 def _videos(columns: Iterable[_Column]) -> list[_Part]:
-    """Return the topics with video, each once."""
+    """Return the parts with video, one for each topic."""
     return list({part.topic: part for one in columns for part in one.parts if part.codec is not None}.values())
 
 
 def _few(notes: Sequence[str]) -> Iterator[str]:
-    """Yield notes, of many alike the first ones and how many there are."""
+    """Yield distinct notes; of notes that differ only in numbers, only the first few and a count of the others."""
     kinds: Counter[str] = Counter()
     for note in dict.fromkeys(notes):
         kind = re.sub(r"[0-9]+", "", note.rpartition(": ")[2])

@@ -1,4 +1,4 @@
-"""Video in logs: a topic whose messages are packets of H.264 or H.265, a frame each, decoded or kept as they are."""
+"""Video in logs: topics whose messages are packets of H.264 or H.265 with one frame each, decoded or kept as files."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ from ..files.images import ImageForm
 from .messages import changed_size, damaged
 
 VIDEO_FORMATS = {"h264": "h264", "libx264": "h264", "h264_nvenc": "h264", "h265": "hevc", "hevc": "hevc"}
-"""The names that messages have for codecs, and FFmpeg's."""
+"""FFmpeg's name of a codec by the names that messages use."""
 _CLOCK = 90_000
-"""The unit of time stamps in a kept video, a second: as usual for video."""
+"""Ticks per second of the time stamps in a kept video, the usual number for video."""
 _PROBED = 64
-"""So many frames at the begin of a video are decoded to see that they come in the order of their packets."""
+"""Number of frames at the beginning of a video that are decoded to check that they come in the order of the packets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packets:
-    """The packets of a topic with video: `packet(n)` returns the bytes of message `n`, of `count`, with start codes.
+    """The packets of a topic with video.
 
-    `codec` is FFmpeg's name of the codec; `what` names the topic in messages.
+    Attributes:
+        codec: FFmpeg's name of the codec.
+        packet: returns the bytes of a message by its number, with start codes (Annex B).
+        count: the number of messages.
+        what: the name of the topic in errors.
     """
 
     codec: str
@@ -41,19 +45,20 @@ class Packets:
     what: str
 
     def first_key_frame(self) -> int:
-        """Return the number of the first packet at which decoding can begin; `count` where there is none."""
+        """Return the number of the first packet at which decoding can begin; `count` if there is none."""
         return next((number for number in range(self.count) if self.is_begin(number)), self.count)
 
     def is_begin(self, number: int) -> bool:
-        """Whether decoding can begin at a packet: a key frame, with what it needs to be decoded."""
+        """Return whether decoding can begin at a packet: it has a key frame and the parameter sets for it."""
         data = self.packet(number)
         return _is_key_frame(data, self.codec) and bool(_parameters(data, self.codec))
 
     def require_in_order(self, first: int) -> None:
-        """Raise FormatError where frames are not shown in the order of the packets, of which `first` is a key frame.
+        """Raise FormatError unless frames are shown in the order of the packets; `first` is the first key frame.
 
-        Then a message has not the picture of its time. Only the first frames are decoded for it: of later packets,
-        `require_no_b_frames` and `decode` go by what H.264 says in each, and H.265 in its parameter sets.
+        With B-frames the frame in a message would not be the picture of its time. Only the first frames are decoded
+        here; for later packets, `require_no_b_frames` reads the slice headers of H.264, and `decode` the parameter sets
+        of H.265.
         """
         last = min(self.count, first + _PROBED)
         shown = [at for at, _ in _decoded(self, range(first, last))]
@@ -65,15 +70,22 @@ class Packets:
         damaged(self.what, f"packet {lost:,} is not a whole frame of {self.codec}")
 
     def keep(self, first: int, logs: Array, form: ImageForm, folder: Path) -> KeptVideo:
-        """Write the packets from key frame `first` on into a file in a folder, not encoded again.
+        """Write the packets from key frame `first` on to an MP4 file, without encoding them again.
 
-        `logs` are the times of all messages, ascending, in nanoseconds. FormatError for frames of another form, and
-        for packets that are not a frame each.
+        Args:
+            first: the number of the first packet.
+            logs: the ascending times of all messages in nanoseconds, int64 `[count]`.
+            form: the expected form of all frames.
+            folder: the folder for the file.
+
+        Raises:
+            FormatError: a frame has another form.
+            CorruptDataError: the packets cannot be written, or do not have one frame each.
         """
         av = require_pyav()
         numbers = np.arange(first, self.count)
         stamps = (logs[first:] - logs[first]) // 1000 * _CLOCK // 10**6
-        stamps = np.maximum.accumulate(stamps - numbers) + numbers  # equal times are a tick apart
+        stamps = np.maximum.accumulate(stamps - numbers) + numbers  # strictly ascending: at least one tick apart
         path, unit = folder / f"{len(list(folder.iterdir()))}.part", Fraction(1, _CLOCK)
         head = self.packet(first)
         known = {_parameters(head, self.codec)}
@@ -111,14 +123,14 @@ class Packets:
         return KeptVideo(number, first, target, index.to_bytes())
 
     def decode(self, context: Any, packet: Any) -> list[Any]:
-        """Decode a packet; FormatError where parameter sets of H.265 allow frames to be shown in another order."""
+        """Decode a packet; FormatError if the parameter sets of H.265 allow frames to be reordered."""
         frames: list[Any] = context.decode(packet)
         if self.codec == "hevc" and context.has_b_frames:
             raise _b_frames(self.what)
         return frames
 
     def _require_form(self, number: int, form: ImageForm) -> None:
-        """Raise FormatError where a key frame has another form."""
+        """Raise FormatError if a key frame has another form."""
         _, pixels = next(_decoded(self, (number,)), (number, None))
         if pixels is None:
             damaged(self.what, f"packet {number:,} has no picture")
@@ -129,7 +141,7 @@ class Packets:
 
 @dataclass(frozen=True, slots=True)
 class KeptVideo:
-    """A file with the packets of a topic: its id, the message whose picture is frame 0, the file and its index."""
+    """A file with the packets of a topic: its id, the number of the message in frame 0, its path and its index."""
 
     number: int
     first: int
@@ -138,12 +150,12 @@ class KeptVideo:
 
     @property
     def contents(self) -> dict[str, Path | bytes]:
-        """The files under the names that they have in a dataset."""
+        """The file and its index by their names in a dataset."""
         return {video_name(self.number): self.path, index_name(self.number): self.index}
 
 
 def _units(packet: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where the units of a packet begin, after their start codes, and the first byte of each."""
+    """Yield the offset of each NAL unit of a packet, after its start code, and the first byte of the unit."""
     at = packet.find(b"\0\0\1")
     while 0 <= at < len(packet) - 3:
         yield at + 3, packet[at + 3]
@@ -151,7 +163,7 @@ def _units(packet: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_key_frame(packet: bytes, codec: str) -> bool:
-    """Whether a packet of H.264 or H.265, with start codes, begins a sequence that needs none before it."""
+    """Return whether a packet of H.264 or H.265 has a key frame: it can be decoded without earlier packets."""
     return any(
         (kind & 0x1F == 5) if codec == "h264" else (16 <= (kind >> 1) & 0x3F <= 21) for _, kind in _units(packet)
     )
@@ -160,7 +172,8 @@ def _is_key_frame(packet: bytes, codec: str) -> bool:
 def require_no_b_frames(packet: bytes, codec: str, what: str) -> None:
     """Raise FormatError for a packet of H.264 whose picture is a B-frame.
 
-    The header of its first slice begins with the bit 1 and the type of the slice, 1 or 6, as 010 or 00111.
+    A slice header begins with two Exp-Golomb numbers: the first macroblock, 0, as the bit 1, and the type of the slice,
+    1 or 6 for B, as 010 or 00111.
     """
     at = next((at for at, kind in _units(packet) if kind & 0x1F in {1, 5}), None) if codec == "h264" else None
     head = packet[at + 1 : at + 2] if at is not None else b""
@@ -170,13 +183,13 @@ def require_no_b_frames(packet: bytes, codec: str, what: str) -> None:
 
 def _b_frames(what: str) -> FormatError:
     return FormatError(
-        f"{what}: its video has B-frames, which are shown at other times than their messages were sent",
-        hint="record video without B-frames, as foxglove.CompressedVideo has to be",
+        f"{what}: its video has B-frames, which are not shown in the order of their messages",
+        hint="record video without B-frames, as foxglove.CompressedVideo requires",
     )
 
 
 def _parameters(packet: bytes, codec: str) -> bytes:
-    """Return the units of a packet that state the form of the pictures; nothing where it relies on earlier ones."""
+    """Return the sequence parameter sets in a packet, which state the form of the pictures; b"" if it has none."""
     starts = [*_units(packet), (len(packet) + 3, 0)]
     sets = ((kind & 0x1F == 7) if codec == "h264" else ((kind >> 1) & 0x3F == 33) for _, kind in starts)
     return b"".join(
@@ -193,7 +206,7 @@ def _decoder(codec: str) -> Any:
 
 
 def _decoded(packets: Packets, numbers: Sequence[int]) -> Iterator[tuple[int, Array]]:
-    """Decode packets, of which the first is a key frame; yield their numbers and pixels in the order of showing."""
+    """Decode packets that begin with a key frame; yield their numbers and pixels in the order of presentation."""
     av, context = require_pyav(), _decoder(packets.codec)
     try:
         for number in (*numbers, None):
@@ -209,7 +222,7 @@ def _decoded(packets: Packets, numbers: Sequence[int]) -> Iterator[tuple[int, Ar
 
 
 class VideoDecoder:
-    """Decodes packets of a video: in order, from the last key frame before the one that is asked for."""
+    """Decodes single frames of a video, in ascending order without repetition, else from the last key frame before."""
 
     def __init__(self, packets: Packets) -> None:
         self.packets = packets

@@ -1,4 +1,4 @@
-"""Open X-Embodiment's tar shards of pickled episodes: read, downloaded, and opened as buffers."""
+"""Open X-Embodiment: tar shards of pickled episodes, which are read, downloaded, streamed, and opened as buffers."""
 
 from __future__ import annotations
 

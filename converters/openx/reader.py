@@ -1,7 +1,7 @@
-"""Reads Open X-Embodiment's shards of pickled episodes, an episode at a time. Never imports datasets or torch.
+"""Reads Open X-Embodiment's shards of pickled episodes, one episode at a time. Never imports datasets or torch.
 
-A first pass over all episodes finds where they are, how they end, the form of their leaves, and what is wrong with
-them. Several episodes are looked into at a time, each unpickled by a process of its own; the results come in order.
+A first pass over all episodes finds their places, how they end, the forms of their leaves, and their errors. It
+examines several episodes in parallel, each in a confined process; the results are used in order.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from ..files.rlds_steps import (
     step_meaning,
 )
 from .shards import (
+    RAGGED,
     Episode,
     EpisodeArchive,
     EpisodeArchives,
@@ -81,7 +82,7 @@ _STEPS = "steps."
 
 @dataclass(frozen=True, slots=True)
 class FoundEpisode:
-    """An episode of `length` steps, in a member of the archive in place `shard`; the flags belong to its last one."""
+    """An episode of `length` steps in a member of the archive with index `shard`, and the flags of its last step."""
 
     shard: int
     member: ArchiveMember
@@ -93,7 +94,10 @@ class FoundEpisode:
 
 @dataclass(slots=True)
 class Column:
-    """A leaf of all steps: `single` states that float32 holds its values, `width` is the longest text in bytes."""
+    """A leaf of all steps.
+
+    `single` states that float32 can hold all values; `width` is the length of the longest text in bytes.
+    """
 
     path: LeafPath
     form: LeafForm
@@ -103,12 +107,12 @@ class Column:
 
     @property
     def name(self) -> str:
-        """The path as people type it."""
+        """The path with dots."""
         return key_name(self.path)
 
     @property
     def dtype(self) -> str:
-        """The element type of the field: Python writes every number as float64."""
+        """The element type of the field; numbers of Python, always float64, become float32 if it can hold them."""
         if self.image is not None:
             return self.image.dtype
         return "float32" if self.form.python and self.form.dtype == "float64" and self.single else self.form.dtype
@@ -121,9 +125,21 @@ class Column:
 
 @dataclass(slots=True)
 class Look:
-    """What one episode has: the forms of its leaves, `text` next to the steps, its flags, and where fillers are.
+    """The result of examining one episode.
 
-    `others` are the entries next to the steps that are left out.
+    Attributes:
+        what: the name of the episode in messages.
+        length: the number of steps.
+        text: the texts of the episode, from entries beside the steps.
+        others: entries beside the steps that are left out, with the reason.
+        forms: the forms of leaves.
+        images: the forms of the images in the first step.
+        doubles: leaves with numbers of Python that float32 cannot hold.
+        widths: lengths of the longest texts in bytes.
+        filler: which steps look like fillers, bool `[length]`.
+        is_started: whether `is_first` is set in the first step, or there is no such flag.
+        is_last: the flag of the last step.
+        is_terminal: the flag of the last step.
     """
 
     what: str
@@ -141,7 +157,7 @@ class Look:
 
 
 def examine(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
-    """Read all of an episode but its images and arrays that need no look; FormatError for what contradicts itself."""
+    """Examine an episode without decoding its images or reading all arrays; FormatError for contradictions in it."""
     text, others = _text(episode, member)
     look = Look(episode.what, episode.length, text, others)
     flags: dict[str, list[bool]] = {}
@@ -165,7 +181,7 @@ def examine(episode: Episode, member: ArchiveMember, *, images: bool) -> Look:
 
 
 def _text(episode: Episode, member: ArchiveMember) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the entries next to the steps that are text or a number each, and why the others are left out."""
+    """Return the entries beside the steps that are a text or a number, and the reasons why others are left out."""
     found, others = {"file": member.name.rpartition("/")[2]}, {}
     for name, value in _flat(episode.others):
         plain: Any = value
@@ -177,14 +193,15 @@ def _text(episode: Episode, member: ArchiveMember) -> tuple[dict[str, str], dict
         if isinstance(plain, str | int | float):
             found[name.removeprefix("episode_metadata.")] = str(plain)
         elif value is not None and value != {}:
-            others[name] = "an entry next to the steps that is neither text nor a number"
+            others[name] = "an entry beside the steps that is neither text nor a number"
     return found, others
 
 
 def _read_values(
     episode: Episode, steps: list[Step], look: Look, flags: dict[str, list[bool]], filler: list[Array]
 ) -> None:
-    asked = {path: form for path, form in look.forms.items() if _is_looked_at(path, form)}
+    """Read the leaves of some steps that need examining; update `look`, and append to `flags` and `filler`."""
+    asked = {path: form for path, form in look.forms.items() if _needs_values(path, form)}
     found = episode.columns(steps, asked)
     actions, rewards = [], None
     for path, form in asked.items():
@@ -207,7 +224,7 @@ def _read_values(
 
 
 class EpisodeSurvey:
-    """Looks at one episode after the other; the first one that can be read decides about the form of all."""
+    """Collects what was found in the episodes; the first readable one determines the form of all."""
 
     def __init__(self, *, images: bool) -> None:
         self._with_images = images
@@ -218,11 +235,11 @@ class EpisodeSurvey:
         self.unstarted = 0
 
     def look_at(self, episode: Episode, shard: int, member: ArchiveMember) -> FoundEpisode:
-        """Take the structure and the flags of an episode; FormatError for one that is not like the first."""
+        """Examine an episode and add it; FormatError for one whose form differs from the first."""
         return self.take(examine(episode, member, images=self._with_images), shard, member)
 
     def take(self, look: Look, shard: int, member: ArchiveMember) -> FoundEpisode:
-        """Take what an episode has, in the order of the episodes; FormatError for one that is not like the first."""
+        """Add an examined episode; episodes come in order. FormatError for one whose form differs from the first."""
         self.others |= look.others
         if not look.length:
             return FoundEpisode(shard, member, 0, False, False, look.text)
@@ -253,7 +270,7 @@ class EpisodeSurvey:
             raise FormatError(f"{look.what}: its steps have no action" + _why(self.dropped, ACTION))
         if REWARD in self.columns and self.columns[REWARD].form.shape not in ((), (1,)):
             self.columns.clear()
-            raise FormatError(f"{look.what}: rewards have a shape, expected a number a step")
+            raise FormatError(f"{look.what}: rewards have a shape, expected one number per step")
 
     def _require_alike(self, look: Look) -> None:
         what = look.what
@@ -263,7 +280,7 @@ class EpisodeSurvey:
             name, form, column = key_name(path), look.forms.get(path), self.columns.get(path)
             if form is None or column is None:
                 has = "lacks" if form is None else "has"
-                raise FormatError(f"{what}: {name} is not in all episodes: this one {has} it")
+                raise FormatError(f"{what}: {name} must be in all episodes or in none: this one {has} it")
             if joined_form(column.form, form) is None:
                 said = f": {form.why}" if form.why else f" is {form}, in other episodes {column.form}"
                 raise FormatError(f"{what}: {name}{said}")
@@ -271,7 +288,7 @@ class EpisodeSurvey:
                 raise FormatError(f"{what}: {name} is {look.images[path]}, in other episodes {column.image}")
 
     def fields(self) -> tuple[tuple[tuple[Field, Timing], ...], tuple[Dropped, ...]]:
-        """Return the fields of all columns, and what is left out; columns without a field are removed."""
+        """Return the fields of all columns, and the leaves that are left out; columns without a field are removed."""
         found: dict[Key, tuple[Field, Timing]] = {IS_INIT: (Field(IS_INIT, "bool", (1,), "info"), "step")}
         for path, column in [*self.columns.items()]:
             made = _fields_of(column)
@@ -285,7 +302,7 @@ class EpisodeSurvey:
 
 
 def _fields_of(column: Column) -> list[tuple[Field, Timing]] | str:
-    """Return the fields of a column, or why it has none."""
+    """Return the fields of a column, or the reason why it has none."""
     key, role, timing = meaning_of(column)
     if column.form.kind == "text":
         return [(one, timing) for one in text_fields(key, column.width)]
@@ -309,8 +326,8 @@ def keys_of(column: Column) -> tuple[Key, ...]:
     return (key, length_key(key)) if column.form.kind == "text" else (key,)
 
 
-def _is_looked_at(path: LeafPath, form: LeafForm) -> bool:
-    """Whether the values decide something: about flags, last steps, the width of text, or the precision."""
+def _needs_values(path: LeafPath, form: LeafForm) -> bool:
+    """Return whether the survey needs the values: for flags, last steps, the width of text, or the precision."""
     if form.kind == "text":
         return True
     essential = path[0] == ACTION[0] or path == REWARD or (len(path) == 1 and path[0] in STEP_FLAGS)
@@ -318,10 +335,7 @@ def _is_looked_at(path: LeafPath, form: LeafForm) -> bool:
 
 
 def _across(one: LeafForm | None, other: LeafForm | None) -> LeafForm:
-    found = None if one is None or other is None else joined_form(one, other)
-    return (
-        LeafForm("other", why="its values differ in form between the steps of an episode") if found is None else found
-    )
+    return (None if one is None or other is None else joined_form(one, other)) or RAGGED
 
 
 def _flag(rows: Array, what: str) -> list[bool]:
@@ -332,7 +346,7 @@ def _flag(rows: Array, what: str) -> list[bool]:
 
 
 def _ends(flags: Mapping[str, Sequence[bool]], what: str) -> tuple[bool, bool]:
-    """Return `is_last` and `is_terminal` of the last step; FormatError where a flag is set in the middle."""
+    """Return `is_last` and `is_terminal` of the last step; FormatError for a flag that is set inside the episode."""
     for name, values in flags.items():
         inside = values[1:] if name == IS_FIRST else values[:-1]
         if any(inside):
@@ -355,15 +369,16 @@ def _flat(nested: Mapping[str, Value], before: str = "") -> Iterator[tuple[str, 
 
 
 _AHEAD = 3
-"""Episodes for each thread that are looked into before their turn comes."""
+"""Number of episodes per thread that are examined ahead of their turn."""
 FoundLook: TypeAlias = tuple[ArchiveMember, Callable[[], Look]]
 
 
 class SurveyPool(Closing):
-    """`workers` threads, each with its own archives and its own process that unpickles; without, this thread alone.
+    """Examines episodes in `workers` threads, each with its own open archive and its own process for unpickling.
 
-    While a process unpickles, this one looks into an episode of another. `skipped` counts the files that are none.
-    `first` is one of the processes, and stays open: it takes longer to start than to unpickle most episodes.
+    While one process unpickles, this process examines an episode of another. With one worker, no thread is used.
+    `skipped` counts files in archives that are not episodes. The process `first` is one of them and is left running,
+    since starting a process takes longer than unpickling most episodes.
     """
 
     def __init__(
@@ -380,9 +395,9 @@ class SurveyPool(Closing):
         self._pool = ThreadPoolExecutor(workers, "look") if workers > 1 else None
 
     def looks(self, place: int) -> Iterator[FoundLook]:
-        """Yield the members of a shard that are episodes, each with a function that returns the look or raises.
+        """Yield the episodes of a shard in order, each with a function that returns its look or raises its error.
 
-        Raises, after them, what `Archive.members` does.
+        After the last one, raises the error of `Archive.members`, if any.
         """
         waiting: deque[tuple[ArchiveMember, Future[Look]]] = deque()
         wrong: FormatError | None = None
@@ -391,7 +406,7 @@ class SurveyPool(Closing):
             while True:
                 try:
                     member = next(members, None)
-                except FormatError as error:  # those before it come first
+                except FormatError as error:  # raised after the members before it were yielded
                     member, wrong = None, error
                 if member is None:
                     break
@@ -428,7 +443,7 @@ class SurveyPool(Closing):
             self._free.put(one)
 
     def close(self) -> None:
-        """Wait for the looks that are under way, and end all processes but the first."""
+        """Wait for running examinations, and end all processes except the first."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         self._shards.close()
@@ -445,9 +460,10 @@ def read_rows(
     span: tuple[int, int],
     carried: Mapping[Key, Array] | None = None,
 ) -> dict[Key, Array]:
-    """Read the rows of `span` of these columns, by the keys of their fields; those in `carried` are the first of them.
+    """Read the rows `span` of some columns, by the keys of their fields.
 
-    Raises FormatError for values that a field does not hold, CorruptDataError for images that are damaged.
+    `carried` holds the first of these rows if they were read before. Raises FormatError for values that do not fit a
+    field, CorruptDataError for damaged images.
     """
     start, stop = span
     keys = [key for column in columns for key in keys_of(column)]
@@ -465,7 +481,7 @@ def read_rows(
 def _fill(
     episode: Episode, steps: Sequence[Step], columns: Sequence[Column], held: Mapping[Key, Array], at: int
 ) -> None:
-    """Put the values of some steps into the rows from `at` on."""
+    """Write the values of some steps to the rows from `at` on."""
     forms = {column.path: column.form for column in columns}
     for path in forms:
         if any(path not in step for step in steps):
@@ -480,7 +496,7 @@ def _fill(
                 target[number] = decode_image(data, column.image, what)
         elif column.form.kind == "text":
             if max(map(len, found)) > column.width:
-                raise FormatError(f"{what} is longer than any text before")
+                raise FormatError(f"{what} is longer than any text in the survey")
             target[...], held[keys[1]][rows] = encode_text(found, column.width)
         else:
             target[...] = numbers(found, column.dtype, column.shape, what).reshape(target.shape)
@@ -493,10 +509,19 @@ _OUTCOME_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class ShardSurvey:
-    """What a pass over all shards found.
+    """The result of the pass over all shards.
 
-    `headers` are the archives and the positions in them at which episodes begin. `damaged` are the episodes that cannot
-    be read, `problems` what is missing: shards, or the end of one.
+    Attributes:
+        fields: the fields with their timings.
+        columns: the leaves that become fields.
+        episodes: the sound episodes by number.
+        damaged: the errors of the other episodes by number.
+        problems: errors of missing shards, or of shards that end too early.
+        dropped: leaves that are left out.
+        notes: notes for the user.
+        last: what last steps are.
+        last_steps: the counts that this was decided by.
+        headers: for each episode, the index of its archive and the position of its header in it.
     """
 
     fields: tuple[tuple[Field, Timing], ...]
@@ -511,29 +536,35 @@ class ShardSurvey:
     headers: tuple[tuple[int, int], ...]
 
     def is_observed(self, one: FoundEpisode) -> bool:
-        """Whether the last step of an episode is the observation after it."""
+        """Return whether the last step of an episode is only the observation after it."""
         return self.last.observed(is_last=one.is_last)
 
     def steps_of(self, one: FoundEpisode) -> int:
-        """Return how many steps of an episode are more than an observation."""
+        """Return the number of steps of an episode, without a last one that is only an observation."""
         return max(0, one.length - self.is_observed(one))
 
 
 class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
-    """A folder of shards, `NAME_00000.tar` and so on, or one of them: tar archives with a pickle for each episode.
+    """Reads a folder of shards `NAME_00000.tar`, `NAME_00001.tar`, …, or one of them, with one pickle per episode.
 
-    The pickle is a dictionary with the list `steps`, as `datasets` writes the examples of RLDS. `observation` and what
-    else is in every step have a row before and after each step; `action` and names that begin so belong to a step,
-    `reward` and `discount` come after it. Images are decoded to `[height, width, channels]`; text is stored as bytes
-    and their number. Lists of Python's floats become float32 where that holds every value in them. Episodes are
-    numbered in the order of the shards, and bear the name of their `file` and what `episode_metadata` has as text.
+    A pickle is a dictionary with the list `steps`, written by the library datasets from RLDS. `action` and names that
+    begin with it belong to a step, `reward` and `discount` come after it; all other leaves, such as `observation`, have
+    a value before and after a step. Images are decoded to `[height, width, channels]`; text is stored as bytes and a
+    length. Numbers of Python become float32 if it can hold all of them. Episodes are numbered through all shards; the
+    name of their `file` and the entries of `episode_metadata` become texts.
 
-    Options: `trust_pickle` is needed: episodes are pickles. `rlds_last` states what the last step is, `images` whether
-    images are decoded or left out (`skip`). `id`, the published dataset that the shards are.
+    Options:
+        trust_pickle: required, since episodes are pickles.
+        rlds_last: what the last step of an episode is.
+        images: `decode` or `skip`.
+        id: the id of the published dataset.
 
-    Raises UsageError without trust, FormatError for pickles of something else and for archives that hold more than
-    files below a folder, CorruptDataError for damage. An episode that differs in form from the first, and a shard that
-    is missing, are refused once they are asked for.
+    Raises:
+        UsageError: `trust_pickle` is not set.
+        FormatError: a pickle is not an episode, or an archive holds more than files below one folder.
+        CorruptDataError: a file is damaged, or a shard is missing.
+
+    Episodes whose form differs from the first, and missing shards, raise an error only when they are read.
     """
 
     option_names = frozenset({"id", "images", "rlds_last", "trust_pickle"})
@@ -548,7 +579,7 @@ class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
             return no_match(error)
 
     def on_open(self) -> None:
-        """Find the shards."""
+        """Find the shards, and check the options."""
         self._unpickler = EpisodeUnpickler()
         shards = shards_at(self.path)
         if not shards:
@@ -560,7 +591,7 @@ class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
         self._shards = EpisodeArchives(shards)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Read all shards, and look at every episode."""
+        """Examine every episode of all shards, and return the facts."""
         found = self.looked_over(progress)
         kept = {number: one for number, one in found.episodes.items() if found.steps_of(one)}
         listed = sorted(kept.keys() | found.damaged.keys())
@@ -632,41 +663,43 @@ class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
     def _notes(self, survey: EpisodeSurvey, episodes: Mapping[int, FoundEpisode], skipped: int) -> Iterator[str]:
         empty = sum(not one.length for one in episodes.values())
         if empty:
-            yield f"{empty:,} episode{'s' if empty > 1 else ''} without steps left out"
+            yield f"{counted(empty, 'episode')} without steps left out"
         if skipped:
-            yield f"{skipped:,} file{'s' if skipped > 1 else ''} in the archives that are not episodes"
+            yield f"{counted(skipped, 'file')} in the archives that are not episodes"
         if survey.unstarted:
             yield f"is_first is not set in the first step of {survey.unstarted:,} of {len(episodes):,} episodes"
         open_ended = sum(one.length > 0 and not one.is_last for one in episodes.values())
         if open_ended:
-            does, be = ("does", "is") if open_ended == 1 else ("do", "are")
-            yield f"{counted(open_ended, 'episode')} {does} not end with is_last, and {be} incomplete"
+            yield f"{counted(open_ended, 'incomplete episode')} without is_last at the end"
         doubles = [one.name for one in survey.columns.values() if one.form.python and one.dtype == "float64"]
         if doubles:
-            yield f"float64, since float32 does not hold all values: {', '.join(doubles)}"
+            yield f"float64, since float32 cannot hold all values: {', '.join(doubles)}"
 
     def _load(self, place: int, member: ArchiveMember) -> Episode:
         return load_episode(self._unpickler, self._shards.archive(place), member)
 
     def shard_starts(self) -> list[int]:
-        """The first episodes of the parts of archives that a stream reads."""
+        """Return the first episode of each part of an archive that a stream reads at once."""
         sizes = [shard.path.stat().st_size for shard in self._shards.all]
         parts = [(place, start) for place, size in enumerate(sizes) for start, _ in pieces_of(size)]
         return [bisect.bisect_left(self.found.headers, part) for part in parts]
 
     def evidence(self) -> Mapping[str, int]:
-        """What is counted of last steps."""
+        """Return the counts by which it is decided what last steps are."""
         return asdict(self.found.last_steps)
 
     @classmethod
     def settled(cls, evidence: Mapping[str, int]) -> tuple[dict[str, str], bool]:
-        """What last steps are; it is sure unless all look like fillers, and that may be chance."""
-        counted = LastSteps(**evidence)
-        found = counted.decide("auto")
-        return {"rlds_last": found.choice}, found.is_observation or counted.end_fillers < counted.ends
+        """Decide what last steps are, and whether this is certain.
+
+        It is uncertain if all last steps look like fillers, but so few that this may be chance.
+        """
+        counts = LastSteps(**evidence)
+        found = counts.decide("auto")
+        return {"rlds_last": found.choice}, found.is_observation or counts.end_fillers < counts.ends
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes that cannot be read, or with the shards."""
+        """Raise the error of the first of these episodes that cannot be read, or with `everything` of a shard."""
         found = self.found
         refuse_damaged(numbers, found.damaged)
         if everything and found.problems:
@@ -715,7 +748,7 @@ class OpenXReader(SurveyedReader[ShardSurvey], PartsReader):
         return [shard.path for shard in self._shards.all]
 
     def on_close(self) -> None:
-        """Close the archives, and end the process that unpickles."""
+        """Close the archives, and end the process for unpickling."""
         if hasattr(self, "_shards"):
             self._shards.close()
         self._unpickler.close()

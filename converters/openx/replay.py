@@ -1,4 +1,4 @@
-"""Datasets of Open X-Embodiment as buffers: stored ones, and streams of the shards on the hub."""
+"""Replay buffers on datasets of Open X-Embodiment, stored on the disk or streamed from the hub."""
 
 from __future__ import annotations
 
@@ -27,47 +27,51 @@ from .shards import OpenXFolder, shards_at
 
 
 class SplitTrajectoriesError(RbtoolError, NotImplementedError):
-    """Padded trajectories of Open X-Embodiment are not made: slices are."""
+    """`split_trajs` is not supported for Open X-Embodiment; slices replace padded trajectories."""
 
 
 class OpenXExperienceReplay(SourceExperienceReplay):
-    """A dataset of Open X-Embodiment as a buffer of TED steps: stored first (`download`), or streamed from the hub.
+    """A replay buffer of TED steps on a dataset of Open X-Embodiment, stored first (`download`) or streamed.
 
     - `dataset_id`: one of `available_datasets`, like `bridge`.
-    - `batch_size`: how many elements `sample()` and iteration give. A stream without one gives an episode at a time.
-    - `shuffle`: whether batches are random. A stream then reads its shards, 64 MiB or so of an archive, in a random
-      order, and shuffles the steps, or the slices, of a few shards, as `StreamSampler` states. Without it, they come
+    - `batch_size`: the number of elements that `sample()` and iteration return. A stream without one returns one
+      episode at a time.
+    - `shuffle`: whether batches are random. A stream then reads its shards (about 64 MiB of an archive each) in a
+      random order, and shuffles the steps or slices of a few shards, as `StreamSampler` describes. Otherwise they come
       in the order of the dataset.
-    - `num_slices` or `slice_len`: batches are made of slices, each of consecutive steps of one episode; their last
-      step is marked as truncated. A stream takes one slice of each episode a pass.
-    - `pad`: of a stream, the value that fills up episodes shorter than a slice; `("collector", "mask")` marks real
-      steps. `strict_length=False` takes such episodes whole. Else they are an error of a stream, and left out of a
-      stored dataset.
-    - `replacement`: of a stored dataset, whether elements are drawn with replacement, as by default with `shuffle`.
-    - `streaming`, `download`: one of them; without any, streaming. `download="force"` replaces a stored dataset.
-    - `root`: the folder in which the dataset is at `<root>/<dataset_id>`; `openx` below the storage root by default.
-      A stream of shards that are there, as `<root>/<dataset_id>/NAME_00000.tar`, reads these.
+    - `num_slices` or `slice_len`: batches consist of slices of consecutive steps of one episode; the last step of a
+      slice is marked as truncated. A stream takes one slice of each episode per pass.
+    - `pad`: in a stream, the value that fills up episodes shorter than a slice; `("collector", "mask")` marks real
+      steps. `strict_length=False` takes such episodes whole. Otherwise a stream raises an error for them, and a stored
+      dataset leaves them out.
+    - `replacement`: in a stored dataset, whether elements are drawn with replacement; by default the same as `shuffle`.
+    - `streaming`, `download`: at most one of them; streaming by default. `download="force"` replaces a stored dataset.
+    - `root`: the folder that holds the dataset at `<root>/<dataset_id>`; `openx` below the storage root by default.
+      A stream reads archives from there if it finds them, as `<root>/<dataset_id>/NAME_00000.tar`.
     - `seed`: makes batches the same in every run.
-    - `rlds_last`: what the last step of an episode is, `observation`, `step` or `auto`; a stream decides by as
-      many of the first shards as it needs, a stored dataset by all.
-    - `cache_size`: of a stream, how much the decoded shards may take below the storage root, like `2GB`; 8 GiB.
-    - `skip_bad`: of a stream, whether episodes and shards that cannot be read are left out, with a warning each;
-      `storage.left_out` has them.
+    - `rlds_last`: what the last step of an episode is, `observation`, `step` or `auto`. With `auto`, a stream decides
+      by as many of the first shards as it needs, a stored dataset by all.
+    - `cache_size`: in a stream, the space for decoded shards below the storage root, like `2GB`; 8 GiB by default.
+    - `skip_bad`: in a stream, whether episodes and shards that cannot be read are left out, with a warning for each;
+      `storage.left_out` lists them.
     - `sampler`, `writer`, `collate_fn`, `pin_memory`, `prefetch`, `transform`: as in `ReplayBuffer`; the default
-      writer refuses to add anything. `split_trajs` is refused: slices do that.
+      writer refuses to add anything. `split_trajs` is not supported; use slices.
 
     Elements have `observation`, whose images are uint8 `[channels, height, width]`, `action`, `is_init`,
     `("next", "reward")`, `("next", "terminated")`, `("next", "truncated")`, `("next", "done")` and `episode`, and text
-    as strings. `("next", "observation")` is never made of zeros, and never from another episode. The pickles are
-    read by the restricted reader alone; the script in the repository is never run.
+    as strings. `("next", "observation")` is never filled with zeros, and never comes from another episode. Pickles are
+    only read by the restricted reader; the script in the repository is never run.
 
-    A stream is what `load_dataset("openx:ID", streaming=True)` returns, and the batches of a seed are the same.
-    `StreamDataset` divides it among the workers of a loader, and among ranks. `state_dict()` is its place:
-    `load_state_dict` continues with the very next batch. A stream has no `len()`.
+    A stream equals the result of `load_dataset("openx:ID", streaming=True)`, with the same batches for the same seed.
+    `StreamDataset` divides it among ranks and the workers of a loader. `state_dict()` holds the position in the stream;
+    after `load_state_dict`, the next batch follows. A stream has no `len()`. Names and behaviour follow TorchRL.
 
-    UsageError (a ValueError) for arguments that contradict each other, SchemaError (a RuntimeError) for `pad` without
-    streaming, for replacement in a stream or without `shuffle`, and for short episodes in a stream;
-    DatasetNotFoundError (a FileNotFoundError) and what `rbtool.download` raises. Names and form follow TorchRL.
+    Raises:
+        UsageError: (a ValueError) arguments contradict each other.
+        SchemaError: (a RuntimeError) `pad` without streaming, `replacement` in a stream or without `shuffle`, or a
+            short episode in a stream.
+        DatasetNotFoundError: (a FileNotFoundError) the dataset does not exist.
+        RbtoolError: any error of `rbtool.download`.
     """
 
     source = "openx"
@@ -146,13 +150,13 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     def _require_consistent(self, shuffle: bool, pad: float | None, replacement: bool | None, sampler: Any) -> None:
         if self.streaming:
             if replacement:
-                raise SchemaError("a stream draws no element twice", hint="download=True stores the dataset")
+                raise SchemaError("a stream never repeats an element", hint="download=True stores the dataset")
             if sampler is not None:
-                raise UsageError("sampler is set, expected None: a stream has one of its own")
+                raise UsageError("sampler is set, expected None: a stream has its own sampler")
         elif pad is not None:
             raise SchemaError("pad is for streams", hint="strict_length=False takes short episodes whole")
         if replacement and not shuffle:
-            raise SchemaError("replacement is True, expected False with shuffle=False, which repeats nothing")
+            raise SchemaError("replacement is True, expected False with shuffle=False, which never repeats an element")
 
     def __bool__(self) -> bool:
         return True
@@ -167,19 +171,19 @@ class OpenXExperienceReplay(SourceExperienceReplay):
     def data_path(self) -> Path:
         """The folder of the dataset; SchemaError (a RuntimeError) for a stream, which has none."""
         if self.streaming:
-            raise SchemaError("a stream has no folder: nothing is stored")
+            raise SchemaError("a stream has no folder: the dataset is not stored")
         return super().data_path
 
 
 def _is_streaming(streaming: bool | None, download: bool | str | None) -> bool:
-    """Return whether it is a stream: unless it is to be downloaded."""
+    """Return whether to stream, as by default; UsageError if both arguments are set."""
     if streaming and download:
         raise UsageError("streaming and download are both set, expected one of them")
     return download is None if streaming is None else bool(streaming)
 
 
 def _shards(dataset_id: str, root: PathLike | None, rlds_last: str, skip_bad: bool) -> SourceShards:
-    """Return the shards of a folder that has some, else those on the hub."""
+    """Return the shards in the folder of the dataset if it has archives, else those on the hub."""
     folder = None if root is None else fs.expanded(root).absolute()
     local = folder is not None and (folder / dataset_id).is_dir() and bool(shards_at(folder / dataset_id))
     options = {"trust_pickle": True} | ({} if rlds_last == "auto" else {"rlds_last": rlds_last})

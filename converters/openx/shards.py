@@ -1,7 +1,7 @@
-"""The shards of a dataset of Open X-Embodiment, their pickled episodes, and the repository that has them.
+"""The shards of a dataset of Open X-Embodiment, their pickled episodes, and the repository that contains them.
 
-A shard is a tar archive `NAME_00000.tar` with a pickle for each episode, which is unpickled in a process of its own.
-Large shards are fetched in pieces: the episodes that begin in a range of an archive become an archive of their own.
+A shard is a tar archive `NAME_00000.tar` with one pickle per episode, which is unpickled in a confined process. Large
+shards are fetched in pieces: the episodes that begin in a range of an archive become a separate archive.
 """
 
 from __future__ import annotations
@@ -54,9 +54,14 @@ _DEEPEST = 12
 
 @dataclass(frozen=True, slots=True)
 class LeafForm:
-    """What the values of a leaf are: of a `number` the element type and shape; `python` if it was written by Python.
+    """The form of the values of a leaf.
 
-    `why` states why a leaf of the kind `other` cannot be read.
+    Attributes:
+        kind: the kind of values; `other` cannot be read.
+        dtype: the element type of a `number`.
+        shape: the shape of a `number`.
+        python: whether numbers were Python's, not NumPy's.
+        why: why `other` cannot be read.
     """
 
     kind: Kind
@@ -82,13 +87,13 @@ RAGGED = LeafForm("other", why="its values differ in form between the steps of a
 
 
 def form_of(value: Value) -> LeafForm:
-    """Return the form of one value; bytes are an image or text, by how they begin."""
+    """Return the form of a value; bytes are an image if they begin like one, else text."""
     if isinstance(value, PickledArray):
         return _array_form(value.dtype, value.shape, value.python)
     if isinstance(value, PickledBytes):
         return IMAGE if is_image(value.head) else TEXT
     if isinstance(value, PickledList):
-        return LeafForm("other", why="it is a list of something else than numbers of one form")
+        return LeafForm("other", why="it is a list of anything but numbers of one form")
     if isinstance(value, dict):
         return IMAGE if image_bytes(value) is not None else LeafForm("other", why="it has no values")
     return _SCALARS.get(type(value), LeafForm("other", why=f"it is of type {type(value).__name__}"))
@@ -104,7 +109,7 @@ def _array_form(dtype: np.dtype[Any], shape: tuple[int, ...], python: bool) -> L
 
 
 def joined_form(one: LeafForm, other: LeafForm) -> LeafForm | None:
-    """Return the form that holds values of both; None where there is none."""
+    """Return the form that can hold values of both forms, None if there is none."""
     if one == other:
         return one
     if one.kind == other.kind == "number" and one.python and other.python and one.shape == other.shape:
@@ -132,13 +137,16 @@ def _collect(nested: Mapping[str, Value], path: LeafPath, found: Step) -> None:
 
 
 def image_bytes(value: Value) -> PickledBytes | None:
-    """Return the bytes of an image that is stored as `datasets` does: a dictionary of `bytes` and `path`."""
+    """Return the bytes of an image in the form of the library datasets, a dictionary of `bytes` and `path`."""
     data = value.get("bytes") if isinstance(value, dict) and value.keys() <= _IMAGE_KEYS else None
     return data if isinstance(data, PickledBytes) else None
 
 
 class Episode:
-    """An episode that `reader` has loaded: `length` steps and the rest of its dictionary, `others`; `what` names it."""
+    """An unpickled episode, a dictionary with a list of `length` steps and other entries, `others`.
+
+    Values are read from the process of `reader` on demand; `what` names the episode in messages.
+    """
 
     def __init__(self, reader: PickleReader, found: Value, what: str) -> None:
         steps = found.get("steps") if isinstance(found, dict) else None
@@ -150,13 +158,13 @@ class Episode:
         self._reader, self._steps = reader, steps
 
     def steps(self, start: int, stop: int) -> Iterator[list[Step]]:
-        """Yield the leaves of the steps `[start, stop)`, some hundred steps at a time."""
+        """Yield the leaves of the steps `[start, stop)`, up to 256 steps at a time."""
         for first in range(start, stop, _ROWS):
             values = self._reader.items(self._steps, first, min(first + _ROWS, stop))
             yield [leaves_of(one, f"{self.what}: step {first + at}") for at, one in enumerate(values)]
 
     def forms(self, steps: Sequence[Step]) -> dict[LeafPath, LeafForm]:
-        """Return the form of each leaf of some steps; what differs among them is of the kind `other`."""
+        """Return the form of each leaf in some steps; a leaf whose form varies is of the kind `other`."""
         found: dict[LeafPath, LeafForm] = {}
         for number, step in enumerate(steps):
             if number and step.keys() != found.keys():
@@ -169,16 +177,16 @@ class Episode:
         return found
 
     def fetched(self, values: Sequence[PickledArray | PickledBytes]) -> list[Array | bytes]:
-        """Return arrays and bytes by one request."""
+        """Return the values of arrays and bytes with one request to the process."""
         return self._reader.parts(values)
 
     def image_form(self, value: Value, what: str) -> ImageForm:
-        """Return the form of the image that a leaf is."""
+        """Return the form of the image in a leaf."""
         [data] = self.fetched([_image(value)])
         return image_form(cast(bytes, data), what)
 
     def columns(self, steps: Sequence[Step], forms: Mapping[LeafPath, LeafForm]) -> dict[LeafPath, list[Any]]:
-        """Return the values of these leaves in each step: arrays, Python numbers, text in UTF-8, and encoded images."""
+        """Return the values of leaves in each step: arrays, Python numbers, text as UTF-8, or encoded images."""
         places: list[tuple[LeafPath, int]] = []
         asked: list[PickledArray | PickledBytes] = []
         found: dict[LeafPath, list[Any]] = {}
@@ -204,7 +212,7 @@ def _image(value: Value) -> PickledBytes:
 
 
 def _utf8(value: Any) -> bytes:
-    """Return text as it is stored: bytes that are not UTF-8 are taken for Latin-1."""
+    """Return text as UTF-8; bytes that are not UTF-8 are taken for Latin-1."""
     if isinstance(value, np.ndarray):
         value = value.item()
     if isinstance(value, str):
@@ -217,7 +225,7 @@ def _utf8(value: Any) -> bytes:
 
 
 def numbers(values: Sequence[Any], dtype: str, shape: tuple[int, ...], what: str) -> Array:
-    """Return values of one leaf as `[n, *shape]`; FormatError where the type or the shape does not hold them."""
+    """Return values of one leaf as `[n, *shape]`; FormatError if they do not fit the type or the shape."""
     rows = np.array(values) if not shape else np.stack([np.asarray(value) for value in values])
     if rows.shape != (len(values), *shape):
         raise FormatError(f"{what}: values have the shape {list(rows.shape[1:])}, expected {list(shape)}")
@@ -226,12 +234,12 @@ def numbers(values: Sequence[Any], dtype: str, shape: tuple[int, ...], what: str
     with np.errstate(over="ignore", invalid="ignore"):
         cast_rows = rows.astype(dtype)
         if not np.array_equal(cast_rows.astype(rows.dtype), rows, equal_nan=rows.dtype.kind == "f"):
-            raise FormatError(f"{what}: {dtype} does not hold all values, which are {rows.dtype}")
+            raise FormatError(f"{what}: {dtype} cannot hold all values, which are {rows.dtype}")
     return cast_rows
 
 
 def is_single_precision(rows: Array) -> bool:
-    """Whether float32 holds every value."""
+    """Return whether float32 can hold every value exactly."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.array_equal(rows.astype(np.float32).astype(rows.dtype), rows, equal_nan=True))
 
@@ -240,10 +248,10 @@ _LARGEST = 512 << 20
 
 
 class EpisodeUnpickler(Closing):
-    """Loads one episode after the other, all in one process that does nothing else. Not for several threads.
+    """Loads episodes, one at a time, in one confined process. Not thread-safe.
 
-    The process ends with this object, or when it is closed. A fork, or a copy in another process, starts one of its
-    own.
+    The process ends when this object is closed or deleted. After a fork or in a pickled copy, another process is
+    started.
     """
 
     def __init__(self) -> None:
@@ -256,11 +264,11 @@ class EpisodeUnpickler(Closing):
 
     @property
     def is_here(self) -> bool:
-        """Whether the process was started by this one; what a fork inherits must not be used."""
+        """Whether this process started the other one; a forked child must not share its pipes."""
         return self._owner == os.getpid()
 
     def load(self, file: BinaryIO, size: int, what: str) -> Episode:
-        """Unpickle the next `size` bytes of a file; the episode before is gone. `what` names it in errors."""
+        """Unpickle the next `size` bytes of a file; the episode before can no longer be read. `what` is its name."""
         with self.explained(what):
             if self._reader is None or not self.is_here:
                 self._reader = reader = PickleReader("the episode", _LARGEST)
@@ -269,7 +277,7 @@ class EpisodeUnpickler(Closing):
 
     @contextlib.contextmanager
     def explained(self, what: str) -> Iterator[None]:
-        """Name the episode in errors about it."""
+        """Add the name of the episode to errors."""
         try:
             yield
         except CutError:
@@ -307,7 +315,7 @@ _AGAIN = "fetch it again"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeArchive:
-    """An archive; `number` is the one in its name, None where it has none."""
+    """A shard; `name` and `number` come from the name of its file, `number` is None if that has none."""
 
     path: Path
     name: str
@@ -315,12 +323,12 @@ class EpisodeArchive:
 
 
 def shards_at(path: Path) -> list[EpisodeArchive]:
-    """Return the archive at a path, or those directly in a folder, in the order of their numbers."""
+    """Return the archive at a path, or those directly in a folder, ordered by number."""
     return ordered_shards([path] if not path.is_dir() else [file for file in path.iterdir() if _is_shard(file)])
 
 
 def ordered_shards(files: Iterable[Path]) -> list[EpisodeArchive]:
-    """Return archives in the order of their numbers, by their names alone."""
+    """Return archives ordered by the numbers in their names."""
     found = [_shard(file) for file in files]
     return sorted(found, key=lambda one: (one.name, -1 if one.number is None else one.number, one.path.name))
 
@@ -337,17 +345,17 @@ def _shard(file: Path) -> EpisodeArchive:
 
 
 def dataset_name(path: Path, shards: Sequence[EpisodeArchive]) -> str:
-    """Return the name of the dataset, from the names of its shards; else the name of the folder or file."""
+    """Return the name of the dataset from the names of its shards, else from the folder or file."""
     return (shards[0].name if shards else "") or path.name.partition(".")[0]
 
 
 def missing_shards(path: Path, shards: Sequence[EpisodeArchive]) -> list[CorruptDataError]:
-    """Return an error for each shard that a folder lacks below the last one it has; of a single file none is known."""
+    """Return an error if a folder lacks shards before its last one; none for a single file."""
     return lacking_shards(path, shards) if path.is_dir() else []
 
 
 def lacking_shards(where: object, shards: Sequence[EpisodeArchive]) -> list[CorruptDataError]:
-    """Return an error if these shards lack any below the last one; it names `where`."""
+    """Return an error if numbers before the last one are missing; `where` is the place in the message."""
     numbers = {one.number for one in shards if one.number is not None}
     if not numbers:
         return []
@@ -365,7 +373,7 @@ def lacking_shards(where: object, shards: Sequence[EpisodeArchive]) -> list[Corr
 
 
 def require_one_dataset(path: Path, shards: Sequence[EpisodeArchive]) -> None:
-    """Raise FormatError for a folder with shards of several datasets, or with one shard twice."""
+    """Raise FormatError for a folder with shards of several datasets, or with two shards of one number."""
     names = sorted({one.name for one in shards})
     if len(names) > 1:
         some = ", ".join(map(repr, names[:_MOST_NAMED]))
@@ -377,7 +385,7 @@ def require_one_dataset(path: Path, shards: Sequence[EpisodeArchive]) -> None:
 
 
 def has_episodes(shards: Sequence[EpisodeArchive]) -> bool:
-    """Whether one of the first shards that are not empty has a pickle of steps among its first members."""
+    """Return whether one of the first non-empty shards has a pickle of steps among its first members."""
     filled = (one.path for one in shards if not is_empty_archive(one.path))
     return any(_has_episode(path) for path in itertools.islice(filled, _SHARDS_TRIED))
 
@@ -399,18 +407,18 @@ def _has_episode(path: Path) -> bool:
 
 
 def is_episode(member: ArchiveMember) -> bool:
-    """Whether a member is the pickle of an episode, by its name."""
+    """Return whether a member is the pickle of an episode, by its name."""
     name = Path(member.name).name
     return name.lower().endswith(_PICKLE_SUFFIXES) and not name.startswith(".")
 
 
 def is_empty_archive(path: Path) -> bool:
-    """Whether a file is nothing but the end of an archive; a larger one of zeros is a copy that failed."""
+    """Return whether a file is an archive without members; a larger file of zeros is a failed copy."""
     return path.stat().st_size <= _EMPTY_BYTES and not any(read_regular(path))
 
 
 class EpisodeArchives(Closing):
-    """Opens the archives of a dataset, one at a time. Not for several threads."""
+    """Opens the archives of a dataset, one at a time. Not thread-safe."""
 
     def __init__(self, shards: Sequence[EpisodeArchive]) -> None:
         self.all = tuple(shards)
@@ -418,7 +426,7 @@ class EpisodeArchives(Closing):
         self._archive: Archive | None = None
 
     def archive(self, number: int) -> Archive:
-        """Return the archive in that place; raises FormatError for a file that is none."""
+        """Return the archive at an index, opened; FormatError for a file that is not an archive."""
         if self._archive is None or self._number != number:
             self.close()
             path = self.all[number].path
@@ -431,7 +439,7 @@ class EpisodeArchives(Closing):
         return self._archive
 
     def members(self, number: int) -> Iterator[ArchiveMember]:
-        """Yield the files in an archive; raises what `Archive.members` does."""
+        """Yield the files in an archive; raises the errors of `Archive.members`."""
         yield from self.archive(number).members()
 
     def close(self) -> None:
@@ -441,10 +449,10 @@ class EpisodeArchives(Closing):
 
 
 Fetch: TypeAlias = Callable[[int, int, Callable[[memoryview, int], None]], None]
-"""Passes the bytes `[start, stop)` of the archive to the function, each block with its position."""
+"""Calls its third argument with each block of the bytes `[start, stop)` of an archive, and the block's position."""
 
 PIECE_BYTES = 64 << 20
-"""Bytes of an archive that a piece has, but for its last episode. A multiple of 512."""
+"""Bytes of an archive in which the episodes of a piece begin, a multiple of 512."""
 _BLOCK = 512
 _MAGIC, _MAGIC_AT = np.frombuffer(b"ustar", np.uint8), 257
 _SCANNED = 4 << 20
@@ -460,10 +468,28 @@ def pieces_of(size: int) -> list[tuple[int, int]]:
 def fetch_piece(fetch: Fetch, size: int, span: tuple[int, int], path: Path, what: str) -> bool:
     """Write the members that begin in `span` of an archive of `size` bytes to `path`, as an archive.
 
-    An archive does not state where the first of them is: it is the first block that is a header by its magic, its
-    checksum, and the header that follows its data. From there on one header leads to the next. A member begins with
-    its extended headers, which may be before the span. Return whether there is a member; nothing is left at `path` if
-    not. CorruptDataError, which names `what`, for headers that do not follow each other, and what `fetch` raises.
+    Tar archives have no index: each header only leads to the next one. So the first member in the span has to be found
+    by its header, the first block with the magic number and the checksum of a header whose data are followed by another
+    header or the end of the archive.
+
+        ... data of a member | header data data data | header data | header data data | header ...
+                       ^ start of the span                        ^ stop of the span
+                               first member ......................................... | end of the piece
+
+    A member begins with its extended headers, which may lie before the span.
+
+    Args:
+        fetch: fetches a range of the archive.
+        size: bytes of the archive.
+        span: the range `[start, stop)` in which members must begin.
+        path: the new file.
+        what: the name of the archive in messages.
+
+    Returns:
+        Whether a member begins in the span; if not, `path` does not exist.
+
+    Raises:
+        CorruptDataError: a header does not lead to another one.
     """
     descriptor = fs.create(path)
     try:
@@ -477,14 +503,14 @@ def fetch_piece(fetch: Fetch, size: int, span: tuple[int, int], path: Path, what
 
 @dataclass(frozen=True, slots=True)
 class _TarHeader:
-    """What a header states: how many bytes it and its data take, and whether it is for the header after it."""
+    """A header: the bytes of it and its data, and whether it extends the header that follows."""
 
     bytes: int
     extended: bool
 
 
 class _Piece:
-    """A piece in a file that has the bytes of the archive from `begin` on, some before its span."""
+    """A piece in the making: a file with the bytes of the archive from `_begin` on, a little before its span."""
 
     def __init__(self, descriptor: int, path: Path, fetch: Fetch, size: int, span: tuple[int, int], what: str) -> None:
         self._descriptor, self._path, self._fetch = descriptor, path, fetch
@@ -499,7 +525,7 @@ class _Piece:
         if first is None or end is None:
             return False
         hidden = first - self._begin
-        if hidden:  # what is before becomes a member that is not an episode
+        if hidden:  # the bytes before the first member become the data of a dummy member that is not an episode
             header = tarfile.TarInfo("before")
             header.size = hidden - _BLOCK
             fs.pwrite(self._descriptor, memoryview(header.tobuf()), 0, self._path)
@@ -508,7 +534,7 @@ class _Piece:
         return True
 
     def _bring(self, stop: int) -> None:
-        """Fetch up to a position of the archive."""
+        """Fetch the archive up to a position."""
         stop = min(stop, self._size)
         if stop > self._there:
             self._fetch(self._there, stop, self._write)
@@ -521,16 +547,17 @@ class _Piece:
         return os.pread(self._descriptor, _BLOCK, position - self._begin)
 
     def _first(self) -> int | None:
-        """Return where the first member begins; None for a piece that is inside of one."""
+        """Return the position of the first member, None if no member begins in the span."""
         for position in self._candidates():
             header = self._leading(position)
             if header is not None and position >= self._start:
                 return position
             if header is not None and header.extended and position + header.bytes >= self._start:
-                return self._after(position)  # it begins before the piece, with that header
+                return self._after(position)  # a member of the piece before, whose extended header lies before the span
         return None
 
     def _candidates(self) -> Iterator[int]:
+        """Yield the positions of blocks with the magic number of a header."""
         for position in range(self._begin, self._stop, _SCANNED):
             data = os.pread(self._descriptor, min(_SCANNED, self._stop - position), position - self._begin)
             blocks = np.frombuffer(data[: len(data) // _BLOCK * _BLOCK], np.uint8).reshape(-1, _BLOCK)
@@ -539,7 +566,7 @@ class _Piece:
                 yield position + number * _BLOCK
 
     def _leading(self, position: int) -> _TarHeader | None:
-        """Return the header in a position that leads to another one, or to the end; None if there is none."""
+        """Return the header at a position if it leads to another header or to the end, else None."""
         header = _header(self._block(position))
         if header is None:
             return None
@@ -547,12 +574,12 @@ class _Piece:
         return header if self._is_sound(position + header.bytes) else None
 
     def _is_sound(self, position: int) -> bool:
-        """Whether a header or the end of the archive is in a position."""
+        """Return whether there is a header or the end of the archive at a position."""
         block = self._block(position)
         return len(block) == _BLOCK and (not any(block) or _header(block) is not None)
 
     def _after(self, position: int) -> int:
-        """Return where the member that begins in a position ends, with its extended headers."""
+        """Return the end of the member, including extended headers, that begins at a position."""
         extended = True
         while extended:
             self._bring(position + _BLOCK)
@@ -567,7 +594,7 @@ class _Piece:
         return position
 
     def _end(self, first: int) -> int | None:
-        """Follow the members from the first one on; return where the last one ends, None if there is none."""
+        """Follow the headers from the first member on; return the end of the last member, None if there is none."""
         position = first
         while position < self._stop and any(self._block(position)):
             position = self._after(position)
@@ -586,7 +613,7 @@ class _Piece:
 
 
 def _header(block: bytes) -> _TarHeader | None:
-    """Read a header; None for a block that is none, or one that no archive of episodes has."""
+    """Parse a header; None for any other block, or a size that no archive of episodes has."""
     try:
         found = tarfile.TarInfo.frombuf(block, "utf-8", "replace")
     except tarfile.HeaderError:
@@ -610,17 +637,17 @@ def _number_of(name: str) -> int | None:
 
 
 class _ArchiveSource(Source):
-    """Datasets of numbered tar archives; large ones are fetched in parts."""
+    """A source of datasets of numbered tar archives, of which large ones are fetched in parts."""
 
     name = "openx"
     pickled = True
 
     @abstractmethod
     def reading(self, file: RemoteFile) -> AbstractContextManager[Fetch]:
-        """Open an archive: a function that fetches the bytes from `start` to `stop`."""
+        """Open an archive; the context gives a function that fetches ranges of it."""
 
     def shards(self, dataset: RemoteDataset, folder: Path) -> list[RemoteShard]:
-        """Return the archives in the order of their numbers; archives of more than 64 MiB come in parts."""
+        """Return the archives ordered by number; archives of more than 64 MiB are divided into parts."""
         files, found = {file.path: file for file in dataset.files}, list[RemoteShard]()
         for one in ordered_shards(map(Path, files)):
             file = files[str(one.path)]
@@ -628,15 +655,15 @@ class _ArchiveSource(Source):
         return found
 
     def lacking(self, dataset: RemoteDataset) -> Sequence[RbtoolError]:
-        """Return an error if archives between the others are missing."""
+        """Return an error if archives before the last one are missing."""
         return lacking_shards(dataset.address, ordered_shards(map(Path, dataset.paths)))
 
     def episode_number(self, text: Mapping[str, str]) -> int | None:
-        """Return the number that the name of its file ends in."""
+        """Return the number at the end of the name of an episode's file, None if there is none."""
         return _number_of(text.get("file", ""))
 
     def fetch_part(self, shard: RemoteShard, folder: Path) -> bool:
-        """Fetch the episodes that begin in a part of an archive; of one in one part, the whole, which is verified."""
+        """Fetch the episodes that begin in a part of an archive; one of a single part is fetched whole and verified."""
         [file], span = shard.files, shard.span
         assert span is not None
         if span == (0, file.size):
@@ -647,7 +674,7 @@ class _ArchiveSource(Source):
 
 
 class OpenXSource(_ArchiveSource, HubFolderSource):
-    """The repository `jxu124/OpenX-Embodiment`: ids are its folders with tar archives, like `bridge`.
+    """The repository `jxu124/OpenX-Embodiment`; an id is a folder with tar archives, like `bridge`.
 
     The loader script of the repository is neither fetched nor run.
     """
@@ -658,7 +685,7 @@ class OpenXSource(_ArchiveSource, HubFolderSource):
 
     @contextlib.contextmanager
     def reading(self, file: RemoteFile) -> Iterator[Fetch]:
-        """Fetch from the hub."""
+        """Open an archive on the hub."""
 
         def fetch(start: int, stop: int, write: _Write) -> None:
             read_range(self.hub, file.addresses[0], start, stop, write, what=file.path)
@@ -666,12 +693,12 @@ class OpenXSource(_ArchiveSource, HubFolderSource):
         yield fetch
 
     def reader_options(self, dataset_id: str) -> Mapping[str, Any]:
-        """The id, which the shards need not bear."""
+        """The id of the dataset, which the names of shards may not contain."""
         return {"id": dataset_id}
 
 
 class OpenXFolder(_ArchiveSource):
-    """The archives in `<folder>/<id>`, as a source of streams."""
+    """A local folder with archives in `<folder>/<id>`, as a source of streams."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -686,7 +713,7 @@ class OpenXFolder(_ArchiveSource):
         return Ids(tuple(sorted(path.name for path in self.folder.iterdir() if path.is_dir() and shards_at(path))))
 
     def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        """Find the archives."""
+        """Find the archives of a dataset."""
         folder = self.folder / dataset_id
         found = shards_at(folder) if folder.is_dir() else []
         if not found:
@@ -705,7 +732,7 @@ class OpenXFolder(_ArchiveSource):
 
     @contextlib.contextmanager
     def reading(self, file: RemoteFile) -> Iterator[Fetch]:
-        """Read from the disk."""
+        """Open an archive on the disk."""
         descriptor = open_regular(Path(file.addresses[0]))
 
         def fetch(start: int, stop: int, write: _Write) -> None:

@@ -1,4 +1,4 @@
-"""RLDS datasets as TensorFlow Datasets prepares them: TFRecord or ArrayRecord shards, read without TensorFlow."""
+"""RLDS datasets prepared by TensorFlow Datasets: TFRecord or ArrayRecord shards, read without TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What features become in TED: the columns of steps with their rows, and the texts of episodes.
+"""Maps features of RLDS to TED: features of steps to columns, features of episodes to texts.
 
-Rows come from the lists of an Example. Features of an episode, such as those in `episode_metadata`, are its texts.
+Rows come from the lists of an Example. Features of an episode, such as those in `episode_metadata`, become its texts.
 """
 
 from __future__ import annotations
@@ -37,19 +37,27 @@ from .example import Example, ExampleParser, Floats, Ints, Strings, Values
 from .shards import STEPS, Leaf
 
 RAGGED, ROW_LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
-"""What is behind the name of a sequence of any length in an Example: all values, and how many each step has."""
+"""Suffixes of the lists that hold a ragged sequence: all values, and the number of values of each step."""
 _MOST_NESTED = 1 << 20
-"""Bytes of the longest sequence in a step; every row takes the space of the longest."""
+"""Limit in bytes for a sequence in a step, since every row is padded to the longest."""
 _LENGTH_GIVERS = ("is_first", "is_last", "is_terminal", "reward", "discount")
 
 
 class EpisodeRecord:
-    """The steps of a record: the lists of its Example, each found once, and their number `steps`."""
+    """The record of an episode: the lists of its Example, and its number of steps."""
 
     def __init__(self, data: bytes, parser: ExampleParser, leaves: Mapping[str, Leaf], what: str) -> None:
-        """`leaves` has a step's leaves by name; `what` names the record. CorruptDataError for bytes of something else.
+        """Parse a record.
 
-        FormatError where the number of steps cannot be found.
+        Args:
+            data: the bytes of an Example.
+            parser: the parser of the dataset.
+            leaves: the leaves of a step by name.
+            what: the name of the record in messages.
+
+        Raises:
+            CorruptDataError: the data is not an Example.
+            FormatError: no list tells the number of steps.
         """
         self.what = what
         try:
@@ -60,7 +68,7 @@ class EpisodeRecord:
         self.steps = self._count(leaves)
 
     def _count(self, leaves: Mapping[str, Leaf]) -> int:
-        """Count the steps: by a flag, else by the first feature of which each step has one value."""
+        """Count the steps, by a flag or else by the first feature with a fixed number of values per step."""
         for name in (*_LENGTH_GIVERS, *leaves):
             leaf = leaves.get(name)
             if leaf is None or leaf.why or (leaf.kind == "numbers" and (leaf.nested or leaf.size <= 0)):
@@ -73,7 +81,7 @@ class EpisodeRecord:
         return 0
 
     def find(self, name: str) -> Values | None:
-        """Return the list of a feature of the steps; None where there is none."""
+        """Return the list of a feature of the steps, None if there is none."""
         if name not in self._lists:
             try:
                 self._lists[name] = self.example.get(f"{STEPS}/{name}")
@@ -82,11 +90,11 @@ class EpisodeRecord:
         return self._lists[name]
 
     def damaged(self, name: str, why: str) -> CorruptDataError:
-        """Make the error for a feature."""
+        """Return the error for damage in a feature."""
         return CorruptDataError(f"{self.what}: '{STEPS}/{name}': {why}")
 
     def numbers(self, name: str, size: int) -> Floats | Ints:
-        """Return the list of a feature of `size` numbers a step; an empty one where none are expected."""
+        """Return the list of a feature with `size` numbers per step; an empty list if no numbers are expected."""
         found = self.find(name)
         found = self._of_equal_rows(name) if found is None else found
         if found is None and not size * self.steps:
@@ -97,7 +105,7 @@ class EpisodeRecord:
         return found
 
     def _of_equal_rows(self, name: str) -> Values | None:
-        """Return the list of a sequence of a stated length, where it is stored like one of any length."""
+        """Return the list of a sequence of fixed length that is stored in the form of a ragged one."""
         found = self.find(f"{name}/{RAGGED}")
         if found is not None:
             lengths = self.read_numbers(f"{name}/{ROW_LENGTHS}", 1, 0, self.steps, np.dtype(np.int64))
@@ -106,7 +114,7 @@ class EpisodeRecord:
         return found
 
     def strings(self, name: str) -> Strings:
-        """Return the list of a feature of one byte string a step."""
+        """Return the list of a feature with one byte string per step."""
         found = self.find(name)
         if found is None and not self.steps:
             return Strings(b"", np.zeros((0, 2), np.int64))
@@ -122,13 +130,13 @@ class EpisodeRecord:
             )
 
     def flags(self, name: str) -> Array:
-        """Return a flag, bool `[steps]`; false where the record has none."""
+        """Return a flag, bool `[steps]`; False if the record does not have it."""
         if self.find(name) is None:
             return np.zeros(self.steps, bool)
         return self.read_numbers(name, 1, 0, self.steps, np.dtype(bool))
 
     def read_numbers(self, name: str, size: int, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
-        """Return the numbers of steps `[start, stop)`, flat."""
+        """Return the numbers of steps `[start, stop)` as a flat array."""
         found = self.numbers(name, size)
         if not len(found):
             return np.zeros(0, dtype)
@@ -140,10 +148,19 @@ class EpisodeRecord:
 
 @dataclass(slots=True)
 class StepColumn:
-    """A feature of the steps and what it becomes: numbers of `shape`, text, or the pixels of images.
+    """A feature of the steps, and the column that it becomes.
 
-    `look` takes each sound episode once, before any row is read, and may set `why`: then the column cannot be kept.
-    `jpeg` is how its images are decoded.
+    The survey passes each sound episode to `look` before any row is read.
+
+    Attributes:
+        leaf: the feature.
+        key: the key in TED.
+        role: the role of the field.
+        timing: when its rows are known.
+        why: why the column cannot be kept, "" if it can; `look` may set it.
+        longest: of text and ragged sequences, the length of the longest row.
+        found: of images without a stated shape, the form of the first image, in the record `seen_in`.
+        jpeg: how its JPEG images are decoded.
     """
 
     leaf: Leaf
@@ -175,14 +192,14 @@ class StepColumn:
         return () if self.role == "reward" else self.leaf.shape
 
     def fields(self) -> list[Field]:
-        """The fields of the source that it becomes: two for text and for sequences of any length."""
+        """The source fields that it becomes: two for text and ragged sequences, values and lengths."""
         if self.kind == "text":
             return text_fields(self.key, max(1, self.longest))
         made = [Field(self.key, self.leaf.dtype, self.shape, self.role)]
         return [*made, Field(length_key(self.key), "int32", (), self.role)] if self.kind == "ragged" else made
 
     def require(self, record: EpisodeRecord) -> None:
-        """Raise FormatError for an episode that does not have as many values as steps."""
+        """Raise FormatError for an episode whose number of values does not fit its number of steps."""
         if self.kind == "numbers":
             record.numbers(self.leaf.name, self.leaf.size)
         elif self.kind == "ragged":
@@ -191,7 +208,7 @@ class StepColumn:
             record.strings(self.leaf.name)
 
     def look(self, record: EpisodeRecord) -> None:
-        """Take a sound episode into account."""
+        """Update the column for a sound episode: longest row, form of images, and whether it can be kept."""
         if self.kind == "text":
             self._look_at_length(record.strings(self.leaf.name).longest, LONGEST_ROW, "bytes of text", record)
         elif self.kind == "ragged":
@@ -201,7 +218,7 @@ class StepColumn:
         elif self.kind == "image" and self.leaf.size < 0:
             self._look_at_images(record)
         elif self.kind == "encoded" and self.leaf.size < 0:
-            self.why = f"its shape is {list(self.leaf.shape)}: tensors of several shapes are not read"
+            self.why = f"its shape is {list(self.leaf.shape)}: tensors of different shapes are not supported"
 
     def _look_at_length(self, longest: int, most: int, what: str, record: EpisodeRecord) -> None:
         self.longest = max(self.longest, longest)
@@ -209,7 +226,7 @@ class StepColumn:
             self.why = f"it has {longest:,} {what} in {record.what}; up to {most:,} can be kept"
 
     def _look_at_images(self, record: EpisodeRecord) -> None:
-        """Find the form that all images have, since a length is not stated."""
+        """Find the common form of all images, as their shape is not stated."""
         frames = record.strings(self.leaf.name)
         for row in range(0 if self.why else len(frames)):
             found = image_form(frames.read(row, row + 1)[0], self._what(record, row))
@@ -224,7 +241,7 @@ class StepColumn:
 
     @property
     def _form(self) -> ImageForm:
-        """The form of the files: float32 pixels are the bytes of four channels each."""
+        """The form of the image files; pixels of float32 are stored as four channels of bytes."""
         if self.found is not None:
             return self.found
         height, width, channels = (*self.leaf.shape, 1)[:3]
@@ -269,14 +286,14 @@ class StepColumn:
         return made.view(self.leaf.numpy).reshape(stop - start, *self.shape)
 
     def _row_lengths(self, record: EpisodeRecord) -> Array:
-        """How many values each step has, int64 `[steps]`."""
+        """Return the number of values of each step, int64 `[steps]`."""
         lengths = record.read_numbers(f"{self.leaf.name}/{ROW_LENGTHS}", 1, 0, record.steps, np.dtype(np.int64))
         if (lengths < 0).any():
-            raise record.damaged(self.leaf.name, "a step has fewer values than none")
+            raise record.damaged(self.leaf.name, "a step has a negative number of values")
         found = record.find(f"{self.leaf.name}/{RAGGED}")
         expected = int(lengths.sum()) * self.leaf.size
         if isinstance(found, Strings) or (0 if found is None else len(found)) != expected:
-            raise record.damaged(self.leaf.name, f"its steps have {expected:,} values together, and others are there")
+            raise record.damaged(self.leaf.name, "the lengths of its steps do not add up to its number of values")
         return lengths
 
     def _ragged(self, record: EpisodeRecord, start: int, stop: int) -> dict[Key, Array]:
@@ -297,7 +314,7 @@ class StepColumn:
         return {self.key: made, length_key(self.key): lengths[start:stop].astype(np.int32)}
 
     def _decoded(self, record: EpisodeRecord, start: int, stop: int) -> Array:
-        """Return tensors whose bytes are stored, compressed or not."""
+        """Return tensors that are stored as bytes, compressed or not."""
         made = np.empty((stop - start, *self.leaf.shape), self.leaf.numpy)
         expected = math.prod(self.leaf.shape) * self.leaf.numpy.itemsize
         for row, stored in enumerate(record.strings(self.leaf.name).read(start, stop)):
@@ -318,7 +335,7 @@ class StepColumn:
 
 
 def _without_clashes(columns: Sequence[StepColumn]) -> None:
-    """Give a trailing `_` to keys that others have, such as keys of lengths, and to `is_init`."""
+    """Append `_` to keys that clash with another key, with a key of lengths, or with `is_init`."""
     taken = {IS_INIT, *(length_key(column.key) for column in columns if column.kind in ("text", "ragged"))}
     given: set[Key] = set()
     for column in columns:
@@ -330,7 +347,7 @@ def _without_clashes(columns: Sequence[StepColumn]) -> None:
 def columns_of_steps(
     leaves: Sequence[Leaf], *, images: bool = True
 ) -> tuple[list[StepColumn], list[Dropped], dict[str, str]]:
-    """Return the columns, the features that cannot be one, and the names of those that have another name in TED."""
+    """Return the columns of the features of steps, the features that are left out, and keys that differ from names."""
     columns: list[StepColumn] = []
     dropped: list[Dropped] = []
     for leaf in leaves:
@@ -340,7 +357,7 @@ def columns_of_steps(
         key, role, timing = meaning
         why = leaf.why or ("--images skip leaves it out" if leaf.kind == "image" and not images else "")
         if role == "reward" and (leaf.kind != "numbers" or leaf.nested or leaf.size != 1):
-            why = why or "a reward is one number a step"
+            why = why or "a reward must be one number per step"
         if why:
             dropped.append(Dropped(source_name(leaf), why))
         else:
@@ -355,23 +372,26 @@ def columns_of_steps(
 
 
 def source_name(leaf: Leaf) -> str:
-    """The path of a feature of the steps, as `features.json` nests it."""
+    """Return the name of a feature of the steps in `features.json`."""
     return f"{STEPS}/{leaf.name}"
 
 
 METADATA, _INVALID = "episode_metadata", "invalid"
 NUMBER, SEED = "episode", "seed"
 OWN = frozenset({f"{METADATA}/{NUMBER}", f"{METADATA}/{SEED}"})
-"""What an export of rbtool has of each episode next to its texts."""
+"""Features of episodes in exports of rbtool that are not texts."""
 _LONGEST = 64 << 10
 _SHOWN_VALUES = 1 << 13
 
 
 @dataclass(slots=True)
 class MetadataTexts:
-    """Gives each feature of episodes its name, without `episode_metadata`, and its value as text: JSON for numbers.
+    """Reads the features of episodes as texts; numbers become JSON.
 
-    `dropped` cannot be kept, and `too_long` are those that some episode had too much of.
+    Attributes:
+        names: the features by the name of their text, which lacks `episode_metadata`.
+        dropped: features that cannot be texts.
+        too_long: features that were too long in some episode, with the reason.
     """
 
     names: dict[str, Leaf] = field(default_factory=dict)
@@ -380,7 +400,7 @@ class MetadataTexts:
 
     @classmethod
     def of(cls, leaves: Sequence[Leaf]) -> MetadataTexts:
-        """Name these features."""
+        """Choose the names of the texts for these features."""
         made = cls()
         for leaf in leaves:
             why = leaf.why or _why_not(leaf)
@@ -395,7 +415,7 @@ class MetadataTexts:
         return made
 
     def take(self, example: Example, what: str) -> bool:
-        """Look at the features of an episode; return whether it is marked as invalid."""
+        """Check the features of an episode; return whether the recorder marked it as invalid."""
         found = self.read(example, what)
         return any(
             found.get(name) == "true"
@@ -404,7 +424,7 @@ class MetadataTexts:
         )
 
     def read(self, example: Example, what: str) -> dict[str, str]:
-        """Return the texts of an episode by name; `what` names it. CorruptDataError for a value of another kind."""
+        """Return the texts of an episode by name; `what` names it in messages. CorruptDataError for a wrong type."""
         texts = {}
         for name, leaf in self.names.items():
             try:
@@ -421,7 +441,7 @@ class MetadataTexts:
 
 
 def stored_seed(example: Example) -> int | None:
-    """Return the seed of an episode of an export of rbtool; None where it has none."""
+    """Return the seed of an episode in an export of rbtool, None if it has none."""
     found = example.get(f"{METADATA}/{SEED}")
     text = found.read(0, 1)[0] if isinstance(found, Strings) and len(found) == 1 else b""
     return int(text) if text.isdigit() and len(text) <= 20 and int(text) < 1 << 64 else None
@@ -433,12 +453,12 @@ def _why_not(leaf: Leaf) -> str:
     if leaf.encoding != "none":
         return "it is an encoded tensor of an episode"
     if leaf.size > _SHOWN_VALUES:
-        return f"it has {leaf.size:,} values an episode"
+        return f"it has {leaf.size:,} values per episode"
     return ""
 
 
 def _text(example: Example, leaf: Leaf) -> str | None:
-    """Return the value as text; None where the episode has none."""
+    """Return the value of a feature as text, None if the episode does not have it."""
     values = example.get(leaf.name)
     if values is None:
         return None

@@ -1,6 +1,7 @@
-"""Loops over the bytes of Examples; importing this imports numba, which takes 0.4 s, and more until they are compiled.
+"""Compiled loops over the bytes of Examples, with numba, whose import takes 0.4 s, and more the first time.
 
-They take Examples that are written as TensorFlow writes them. What is written in another way is left to `example`.
+They handle Examples in the encoding that TensorFlow writes. For any other valid encoding they return `OTHER`, and the
+module `example` parses it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 OTHER, UNKNOWN_NAME = -1, -2
-"""What `find_lists` returns for an Example that is written in another way, and for one with a name not asked for."""
+"""Results of `find_lists` for an Example in another encoding, and for one with a name that is not in `names`."""
 KIND, START, STOP, COUNT, MORE = range(5)
-"""The columns of a table of lists."""
+"""The columns of the table of lists that `find_lists` fills."""
 
 _LENGTH, _LENGTH_BITS = 0x0A, 32
 _NAME_OF_FEATURE = 0x12
@@ -23,7 +24,7 @@ _READ_ONLY = numba.types.Array(numba.uint8, 1, "C", readonly=True)
 
 @numba.njit(inline="always")
 def _size_at(data: bytes, at: int, stop: int) -> tuple[int, int]:
-    """Return the length that is written at a place, and the place after it; -1 where it leads beyond `stop`."""
+    """Read a length at `at`; return it and the offset after it. The length is -1 if it leads beyond `stop`."""
     size = shift = 0
     while at < stop and shift < _LENGTH_BITS:
         byte = data[at]
@@ -37,7 +38,7 @@ def _size_at(data: bytes, at: int, stop: int) -> tuple[int, int]:
 
 @numba.njit(inline="always")
 def _number_of(data: bytes, start: int, size: int, names: bytes, ends: NDArray[np.int64], expected: int) -> int:
-    """Return the number of a name, `expected` if it is that one; -1 for none of them."""
+    """Return the index of a name in `names`, -1 if it is not there; the index `expected` is compared first."""
     for step in range(ends.size):
         number = expected + step
         number -= ends.size if number >= ends.size else 0
@@ -55,7 +56,10 @@ def _number_of(data: bytes, start: int, size: int, names: bytes, ends: NDArray[n
 
 @numba.njit(inline="always")
 def _find_strings(data: bytes, at: int, stop: int, spans: NDArray[np.int64], number: int) -> int:
-    """Note where strings begin and end from row `number` on, as far as there is room; return how many, -1 for none."""
+    """Store the spans of strings from row `number` on, as far as there is room.
+
+    Return the number of strings, -1 for another encoding.
+    """
     count = 0
     while at < stop:
         if data[at] != _LENGTH:
@@ -73,7 +77,7 @@ def _find_strings(data: bytes, at: int, stop: int, spans: NDArray[np.int64], num
 
 @numba.njit(inline="always")
 def _count_varints(packed: NDArray[np.uint8]) -> tuple[int, int]:
-    """Return how many bytes end a varint, and the bits that any byte has; of an array, many bytes are taken at once."""
+    """Return the number of varints, by their last bytes, and the bitwise or of all bytes; the loop is vectorised."""
     bits, inside = np.uint8(0), 0
     for at in range(packed.size):
         bits |= packed[at]
@@ -87,12 +91,20 @@ def _count_varints(packed: NDArray[np.uint8]) -> tuple[int, int]:
 def find_lists(
     data: bytes, names: bytes, ends: NDArray[np.int64], lists: NDArray[np.int64], spans: NDArray[np.int64]
 ) -> int:
-    """Find the lists of an Example whose names are known: `names`, one after the other, end at `ends`.
+    """Find the lists of an Example by their known names.
 
-    A row of `lists`, int64 `[names, 5]`, gets the kind of the list (1 strings, 2 floats, 3 integers, 0 where there is
-    none), the places where its values begin and end, their number, and for integers the bits that any byte has, for
-    strings the row of the first in `spans`, int64 `[strings, 2]`: where each begins and ends. Returns how many strings
-    there are, which may be more than there is room for: then those beyond are not noted.
+    Args:
+        data: the bytes of the Example.
+        names: the names, concatenated.
+        ends: the offset in `names` at which each name ends.
+        lists: output, int64 `[names, 5]`: the kind of each list (1 strings, 2 floats, 3 integers, 0 if absent), the
+            offsets at which its values begin and end, their number, and for integers the bitwise or of all bytes, for
+            strings the row of the first one in `spans`.
+        spans: output, int64 `[strings, 2]`: the offsets at which each string begins and ends.
+
+    Returns:
+        The number of strings, which may exceed the room in `spans`; `OTHER` or `UNKNOWN_NAME` if the lists were not
+        found.
     """
     lists[:] = 0
     total, flat = len(data), np.frombuffer(data, np.uint8)
@@ -155,7 +167,7 @@ def find_lists(
 
 @numba.njit(numba.boolean(_READ_ONLY, numba.int64[::1]), nogil=True, cache=True)
 def decode_varints(packed: NDArray[np.uint8], values: NDArray[np.int64]) -> bool:
-    """Decode whole varints, as many as there are `values`; return whether none has more than ten bytes."""
+    """Decode whole varints into `values`, one for each; return False if one has more than ten bytes."""
     value, shift, number, too_long = np.uint64(0), np.uint64(0), 0, False
     for at in range(packed.size):
         byte = np.uint64(packed[at])

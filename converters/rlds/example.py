@@ -1,7 +1,7 @@
-"""The wire format of `tf.train.Example`, read and written without protobuf.
+"""Reads and writes the wire format of `tf.train.Example` without protobuf.
 
-An Example is a map from names to lists of floats, of integers or of byte strings. Which bytes a list has is found at
-once; its values are decoded where they are asked for, so that a look at the flags of an episode costs little.
+An Example is a map from names to lists of floats, of integers or of byte strings. The bytes of all lists are located
+first; values are decoded when they are read, so that reading only the flags of an episode is cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _loops: ModuleType | None = None
 
 
 def warm() -> ModuleType | None:
-    """Import the compiled loops, and use them from now on; None without numba. It takes 0.4 s, the first time 2 s."""
+    """Import the compiled loops, which are used from then on; None without numba.
+
+    The import takes 0.4 s, the first one on a machine 2 s.
+    """
     global _loops
     if _loops is None:
         with contextlib.suppress(ImportError):
@@ -50,7 +53,7 @@ class Floats:
         return len(self.values)
 
     def read(self, start: int, stop: int, dtype: np.dtype[Any]) -> Array:
-        """Return values as an element type; CorruptDataError where that changes one."""
+        """Return values as an element type; CorruptDataError if that changes one of them."""
         found = self.values[start:stop]
         if dtype.kind == "f" and dtype.itemsize >= found.itemsize:
             return found.astype(dtype)
@@ -61,12 +64,18 @@ class Floats:
 
 
 class Ints:
-    """A list of integers: varints, of which the number in each block of bytes is found when it is needed."""
+    """A list of integers, stored as varints of one to ten bytes.
+
+    To read a range of values, the varints in each block of bytes are counted once, when that is first needed.
+    """
 
     __slots__ = ("_before", "_bits", "_count", "_packed")
 
     def __init__(self, packed: Array, count: int | None = None, bits: int | None = None) -> None:
-        """`packed` are whole varints, uint8 `[bytes]`; how many, and the bits that any has, are found if None."""
+        """Make a list of the whole varints in `packed`, uint8 `[bytes]`.
+
+        `count` is their number, `bits` the bitwise or of all bytes; both are computed if None.
+        """
         self._packed, self._before = packed, _NOT_COUNTED
         if count is not None and bits is not None:
             self._count, self._bits = count, bits
@@ -82,7 +91,7 @@ class Ints:
     @property
     def values(self) -> Array:
         """All values, int64 `[n]`."""
-        if self._bits < 0x80:  # a byte each: flags, and other small numbers
+        if self._bits < 0x80:  # one byte for each value: flags, and other small numbers
             return self._packed.astype(_INT64)
         return self.read(0, self._count, _INT64)
 
@@ -108,7 +117,7 @@ class Ints:
         return _varints(self._packed[self._place(start) : self._place(stop)], stop - start)
 
     def _place(self, number: int) -> int:
-        """The byte after the first `number` values."""
+        """Return the offset after the first `number` values."""
         if not number:
             return 0
         if number == self._count:
@@ -119,7 +128,7 @@ class Ints:
         return block * _BLOCK + int(ends[number - int(before[block]) - 1]) + 1
 
     def _counts(self) -> Array:
-        """How many values end before each block of bytes, and in all."""
+        """Return the number of values that end before each block of bytes, and the total."""
         if self._before is _NOT_COUNTED:
             starts = range(0, len(self._packed), _BLOCK)
             counts = [np.count_nonzero(self._packed[start : start + _BLOCK] < 0x80) for start in starts]
@@ -128,7 +137,7 @@ class Ints:
 
 
 class Strings:
-    """A list of byte strings in `data`; `spans`, int64 `[n, 2]`, are where each begins and ends."""
+    """A list of byte strings; `spans`, int64 `[n, 2]`, are the offsets in `data` at which each begins and ends."""
 
     __slots__ = ("data", "spans")
 
@@ -153,7 +162,7 @@ Values: TypeAlias = Floats | Ints | Strings
 
 
 def _varints(packed: Array, count: int) -> Array:
-    """Decode whole varints, `count` of them: compiled, or all at once, one pass for each byte of the longest."""
+    """Decode `count` whole varints, by the compiled loop or with NumPy: one pass for each byte of the longest."""
     if _loops is not None:
         decoded = np.empty(count, np.int64)
         if not _loops.decode_varints(packed, decoded):
@@ -182,7 +191,7 @@ def _require_same(made: Array, found: Array, dtype: np.dtype[Any]) -> None:
 
 
 def damaged(why: str) -> CorruptDataError:
-    """Make the error for bytes that are not an Example."""
+    """Return the error for bytes that are not a valid Example."""
     return CorruptDataError(f"not a sound Example: {why}")
 
 
@@ -196,7 +205,7 @@ _NO_SPANS: Array = np.empty((0, 2), np.int64)
 
 
 class EpisodeExample:
-    """The lists of an Example by name. CorruptDataError for bytes that are not an Example."""
+    """The lists of an Example by name, parsed in Python. CorruptDataError for bytes that are not an Example."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -208,11 +217,11 @@ class EpisodeExample:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the lists that have a kind, empty or not."""
+        """The names of the lists; a list may be empty."""
         return tuple(self._lists)
 
     def get(self, name: str) -> Values | None:
-        """Return a list; None where there is none of that name."""
+        """Return a list by name, None if there is none."""
         found = self._lists.get(name)
         if found is None:
             return None
@@ -234,10 +243,11 @@ class EpisodeExample:
                     start = self._take_entry(start, stop)
 
     def _take_entry(self, at: int, stop: int) -> int:
-        """Take an entry of the map at a place of it; return the place after it.
+        """Parse the entry of the map at the offset `at`; return the offset after it.
 
-        Field 1 is the name, field 2 the Feature, whose field number is the kind of its list. Written this way they are
-        taken at once, and any other way one field after the other.
+        An entry has the name in field 1 and the Feature in field 2; the field number inside the Feature is the kind of
+        its list. Entries in exactly this order, as all writers produce them, are parsed without a loop; others field by
+        field.
         """
         data = self._data
         size, begin = (data[at + 1], at + 2) if data[at + 1] < 0x80 else _read_varint(data, at + 1)
@@ -261,14 +271,14 @@ class EpisodeExample:
         return end
 
     def _take_field(self, at: int, stop: int) -> int:
-        """Take a field of the Features, which may be an entry; return the place after it."""
+        """Parse a field of the Features, which may be an entry; return the offset after it."""
         number, wire, first, last = next(_fields(self._data, at, stop))
         if number == 1 and wire == _LENGTH:
             self._take_fields(first, last)
         return last
 
     def _take_fields(self, start: int, stop: int) -> None:
-        """Take the fields of an entry."""
+        """Parse an entry field by field."""
         data, name, found = self._data, "", None
         for number, wire, first, last in _fields(data, start, stop):
             if wire != _LENGTH:
@@ -285,7 +295,7 @@ class EpisodeExample:
             self._lists[name] = found
 
     def _packed(self, start: int, stop: int, wire_alone: int) -> Sequence[tuple[int, int]]:
-        """The places of the packed values of a list; of one that is not packed, of each value."""
+        """Return the spans of the packed values of a list; if it is not packed, the span of each value."""
         data = self._data
         if start < stop and data[start] == _ENTRY:
             size, place = (data[start + 1], start + 2) if data[start + 1] < 0x80 else _read_varint(data, start + 1)
@@ -314,13 +324,13 @@ class EpisodeExample:
     def _strings(self, start: int, stop: int) -> list[tuple[int, int]]:
         data, at, spans = self._data, start, []
         while at < stop:
-            if data[at] != _ENTRY:  # not the tag of the only field there is
+            if data[at] != _ENTRY:  # not the tag of the only known field
                 return [(first, last) for number, wire, first, last in _fields(data, start, stop)
                         if number == 1 and wire == _LENGTH]  # fmt: skip
             size = data[at + 1]
             at += 2
             if size >= 0x80:
-                if data[at] < 0x80:  # the size of a small image: a call would take as long as the rest
+                if data[at] < 0x80:  # two bytes, as for a small image: inline, since a call doubles the time
                     size, at = size & 0x7F | data[at] << 7, at + 1
                 else:
                     size, at = _read_varint(data, at - 1)
@@ -332,7 +342,7 @@ class EpisodeExample:
 
 
 class FoundExample:
-    """An Example whose lists are found: `lists` has a row for each name, as `compiled.find_lists` fills it."""
+    """An Example whose lists were found by `compiled.find_lists`, which fills a row of `lists` for each name."""
 
     __slots__ = ("_data", "_lists", "_rows", "_spans")
 
@@ -341,12 +351,12 @@ class FoundExample:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of the lists that have a kind, empty or not."""
+        """The names of the lists; a list may be empty."""
         lists = self._lists
         return [name for name, row in self._rows.items() if lists[row][0]]
 
     def get(self, name: str) -> Values | None:
-        """Return a list; None where there is none of that name."""
+        """Return a list by name, None if there is none."""
         row = self._rows.get(name)
         if row is None:
             return None
@@ -362,10 +372,10 @@ Example: TypeAlias = EpisodeExample | FoundExample
 
 
 class ExampleParser:
-    """Parses the Examples of a dataset, which have lists of the same names; not for several threads.
+    """Parses the Examples of a dataset, which mostly have the same names. Not thread-safe.
 
-    `is_compiled` states that compiled loops find the lists of those whose names others had, where numba is installed.
-    To import the loops takes 0.4 s, the first time 2 s; results are the same.
+    With `is_compiled` and numba installed, compiled loops find the lists of Examples whose names occurred before. The
+    results are the same; importing the loops takes 0.4 s, the first time 2 s.
     """
 
     def __init__(self, *, is_compiled: bool = False) -> None:
@@ -375,7 +385,7 @@ class ExampleParser:
         self._lists, self._spans = np.empty((0, 5), np.int64), np.empty((64, 2), np.int64)
 
     def parse(self, data: bytes) -> Example:
-        """Return the lists of an Example; CorruptDataError for bytes that are none."""
+        """Parse an Example; CorruptDataError for bytes that are not one."""
         if self._loops is None:
             return EpisodeExample(data)
         if not self._rows:
@@ -389,7 +399,7 @@ class ExampleParser:
         return FoundExample(data, self._rows, self._lists.tolist(), self._spans[:count].copy() if count else _NO_SPANS)
 
     def _learned(self, data: bytes) -> EpisodeExample:
-        """Parse an Example with names that none had before, and note them."""
+        """Parse an Example in Python, and add its names to the known ones."""
         found = EpisodeExample(data)
         names = dict.fromkeys([*self._rows, *found.names])  # in the order in which they are written, mostly
         if len(names) <= _MOST_NAMES:
@@ -401,7 +411,7 @@ class ExampleParser:
 
 
 def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, start and end of each field of a message; IndexError where one has no end."""
+    """Yield number, wire type, start and end of each field of a message; IndexError if a field is cut."""
     while at < stop:
         tag = data[at]
         at += 1
@@ -426,7 +436,7 @@ def _fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, in
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number and the place after it."""
+    """Read a varint; return its value and the offset after it."""
     value = 0
     for shift in range(0, 7 * _LONGEST_VARINT, 7):
         byte = data[at]
@@ -438,18 +448,18 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 Listed: TypeAlias = Array | Sequence[bytes]
-"""The values of a list: an array of floats or of whole numbers, or byte strings."""
+"""The values of a list to write: an array of floats or integers, or byte strings."""
 
 
 def framed(data: bytes) -> list[memoryview]:
-    """Return the parts of a TFRecord."""
+    """Return the parts of a TFRecord with this data: head, data and checksum."""
     length = struct.pack("<Q", len(data))
     head = length + struct.pack("<I", masked_crc(length))
     return [memoryview(part) for part in (head, data, struct.pack("<I", masked_crc(data)))]
 
 
 def example_bytes(lists: Mapping[str, Listed]) -> bytes:
-    """Write an Example with these lists, in the order of their names: equal data have equal bytes."""
+    """Encode an Example; lists are sorted by name, so that equal data have equal bytes."""
     entries = [
         _field(1, [*_field(1, [name.encode()]), *_field(2, _feature(lists[name]))]) for name in sorted(lists)
     ]  # fmt: skip
@@ -457,7 +467,7 @@ def example_bytes(lists: Mapping[str, Listed]) -> bytes:
 
 
 def _field(number: int, parts: Sequence[bytes]) -> list[bytes]:
-    """The parts of a field with a length."""
+    """Return the parts of a length-delimited field."""
     return [bytes([number << 3 | 2]), _packed_varint(sum(map(len, parts))), *parts]
 
 
@@ -479,7 +489,7 @@ def _packed_varint(number: int) -> bytes:
 
 
 def packed_varints(values: Array) -> bytes:
-    """Write int64 numbers as varints, all at once: one pass for each byte of the longest; negative ones have ten."""
+    """Encode int64 numbers as varints, with one NumPy pass for each byte of the longest; negative ones have ten."""
     bits = values.view(np.uint64)
     lengths = np.ones(len(bits), np.int64)
     for byte in range(1, 10):

@@ -1,14 +1,20 @@
-"""Exports to an RLDS dataset, as TensorFlow Datasets prepares them: `tfds.builder_from_directory(DEST)` opens it.
+"""Exports to RLDS in the form of TensorFlow Datasets; `tfds.builder_from_directory(DEST)` opens the result.
 
-An episode of T steps is a record of T + 1: the last one, with `is_last`, holds the observation after the episode, and
-zeros for action and reward. Its `is_terminal` is the termination. An episode that neither terminates nor is truncated
-in its source has no `is_last`. `steps/truncated` is there where an episode is both, or a flag is inside an episode.
+An episode of T steps becomes a record of T + 1 steps:
 
-Leaves with a value before and after every step have T + 1. Those of actions, and others that are there before a step
-only, end with zeros; what comes after a step is in the next one, but for `reward` and `discount`. Images
-`[height, width, channels]` of bytes become PNG; rows of many integers, and types that an Example cannot hold, are
-stored as bytes of tensors, value for value. What was a sequence of any length in the source's RLDS is one again,
-without the padding that TED needs. Texts of episodes, their number and seed are under `episode_metadata`.
+    step                 0      1      ...    T - 1    T
+    observation          o_0    o_1    ...    o_T-1    o_T   the observation after the episode
+    action               a_0    a_1    ...    a_T-1    0
+    reward, discount     r_0    r_1    ...    r_T-1    0     what followed the action of the same step
+    other results        0      x_0    ...    x_T-2    x_T-1
+    is_last                                            set, unless the source does not state how the episode ended
+    is_terminal                                        the termination
+
+The feature `steps/truncated` is written only if it does not follow from `is_last` and `is_terminal`: if an episode is
+both terminated and truncated, or a flag is set inside one. Images of bytes `[height, width, channels]` become PNG; rows
+of many integers, and types that an Example cannot hold, are stored as bytes of tensors. A ragged sequence of a dataset
+that was converted from RLDS is written without the padding that TED needs. Texts, number and seed of episodes are under
+`episode_metadata`.
 """
 
 from __future__ import annotations
@@ -68,9 +74,9 @@ _SHARD_NAME = re.compile(r"\w+-train\.tfrecord-\d{5}-of-\d{5}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class StepFeature:
-    """A leaf as a feature of the steps: `path` there, and when it is known.
+    """A leaf that becomes a feature of the steps, under `path`.
 
-    `lengths` states how many values of each row are not padding, where it is a sequence of any length.
+    `lengths` is the leaf with the length of each row without padding, for a ragged sequence.
     """
 
     column: ExportColumn
@@ -85,12 +91,12 @@ class StepFeature:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a value: rewards are one number."""
+        """The shape of a value; a reward is a single number."""
         return () if self.field.key == NEXT_REWARD else self.field.shape
 
     @property
     def is_image(self) -> bool:
-        """Whether the rows are pixels that PNG holds."""
+        """Whether rows are stored as PNG."""
         shape = self.field.shape
         return (
             self.field.dtype == "uint8" and len(shape) == 3 and shape[2] in _CHANNELS
@@ -99,12 +105,12 @@ class StepFeature:
 
     @property
     def as_bytes(self) -> bool:
-        """Whether the rows are stored as bytes of tensors. TensorFlow ends at once on a list without numbers."""
+        """Whether rows are stored as bytes of tensors. Empty ones are, as TensorFlow crashes on an empty list."""
         size = math.prod(self.shape)
         return self.field.dtype in _AS_BYTES or not size or (self.field.numpy.kind in "iu" and size >= _MOST_NUMBERS)
 
     def described(self) -> dict[str, Any]:
-        """The description in `features.json`."""
+        """Return the description for `features.json`."""
         if self.column.length is not None:
             return _TEXT
         if self.lengths is not None:
@@ -119,7 +125,7 @@ class StepFeature:
         return _tensor(self.field.dtype, stated, encoding)
 
     def stored(self, rows: Array | list[str]) -> Listed:
-        """The values of the list, of rows as they are described."""
+        """Return rows in the form in which `described` says they are stored."""
         if isinstance(rows, list):
             return [row.encode() for row in rows]
         if self.is_image:
@@ -146,12 +152,12 @@ def _png(pixels: Array) -> bytes:
 class RldsExporter(Sink):
     """Writes the folder of a version: `features.json`, `dataset_info.json`, and shards of about 256 MB of rows.
 
-    Memory is bounded by an episode.
+    One episode is in memory at a time.
     """
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the folder has the files of an export and no others."""
+        """Return whether rbtool wrote the folder, and nothing else is in it."""
         try:
             names = {entry.name for entry in path.iterdir()}
             documents = {FEATURES, INFO}
@@ -161,21 +167,21 @@ class RldsExporter(Sink):
             return False
 
     def prepare(self) -> None:
-        """Find the feature of each leaf."""
+        """Choose the feature of each leaf, and refuse data that RLDS cannot store."""
         self.refuse({"bfloat16"}, "a reader of RLDS without TensorFlow")
         table = self.chosen.table
         if not len(table):
-            raise SchemaError("no episode to write, and TensorFlow Datasets does not open a dataset without episodes")
+            raise SchemaError("no episode to write: TensorFlow Datasets does not open a dataset without episodes")
         self._require_continuous()
         self._flags_inside = self._look_at_flags()
         self._features = list(self._find_features())
         self._refuse_clashes()
         self._texts = _text_names({name for text in self.chosen.text or () for name in text})
         if table.episode.tolist() != list(range(len(table))):
-            self.notes.append("episodes are renumbered from 0: episode_metadata/episode has their numbers")
+            self.notes.append("episodes are renumbered from 0; episode_metadata/episode keeps their numbers")
 
     def _require_continuous(self) -> None:
-        """Raise SchemaError where a next row is not the row of the next step."""
+        """Raise SchemaError if a next observation differs from the observation of the following step."""
         read = self.chosen.reader.read
         for field in self.chosen.fields:
             if field.key not in state_keys(self.chosen.fields):
@@ -188,8 +194,8 @@ class RldsExporter(Sink):
                     after, before = read((NEXT, *field.key), first, last), read(field.key, first + 1, last + 1)
                     if not rows_equal(after, before).all():
                         raise SchemaError(
-                            f"{field.name} after a step is not what the next step of that episode begins with, and "
-                            "RLDS keeps it once",
+                            f"{field.name} after a step differs from the one before the next step of that episode, and "
+                            "RLDS stores only one of them",
                             hint="export to h5, npz or parquet, which keep both",
                         )
 
@@ -203,7 +209,7 @@ class RldsExporter(Sink):
             if key == EPISODE or key in lengths or (key[0] == NEXT and (key[1:] in states or key[1:] in FLAGS)):
                 continue
             if key in FLAGS or key == REWARD:
-                self.dropped.append(Dropped(key_name(key), "RLDS has no place for flags and rewards before a step"))
+                self.dropped.append(Dropped(key_name(key), "RLDS does not store flags and rewards before a step"))
             elif key == IS_INIT and self._marks_starts(column.field):
                 continue
             elif key[0] == NEXT:
@@ -212,15 +218,15 @@ class RldsExporter(Sink):
             else:
                 timing: Timing = "state" if key in states else "step"
                 if timing == "step" and key[0] != ACTION[0]:
-                    self.notes.append(f"{key_name(key)} is there before a step only: it ends with zeros")
+                    self.notes.append(f"{key_name(key)} has no value after the last step: it ends with zeros")
                 yield StepFeature(column, _path(key), timing, ragged.get(key))
 
     def _find_ragged(self) -> Iterator[tuple[Key, ExportColumn]]:
-        """Yield the leaves that are sequences of any length in the RLDS that the data are from, with their lengths."""
+        """Yield the keys of leaves that were ragged sequences in the RLDS source, each with the leaf of its lengths."""
         document = self.chosen.reader.documents().get(FEATURES, b"")
         try:
             leaves = parse_features(parse_json(document, FEATURES), FEATURES).steps
-        except FormatError:  # the data are not from RLDS
+        except FormatError:  # the source is not RLDS
             return
         fields, states = {field.key: field for field in self.chosen.fields}, set(state_keys(self.chosen.fields))
         for column in columns_of_steps(leaves)[0]:
@@ -231,10 +237,10 @@ class RldsExporter(Sink):
                 yield field.key, ExportColumn(lengths)
             else:
                 why = "its lengths or its padding were changed"
-                self.notes.append(f"{field.name} stays padded to {field.shape[0]:,} values a step: {why}")
+                self.notes.append(f"{field.name} stays padded to {field.shape[0]:,} values per step: {why}")
 
     def _is_padded(self, field: Field, lengths: Field, *, is_state: bool) -> bool:
-        """Whether lists of the values without their padding hold all of the rows, in every episode and bit for bit."""
+        """Return whether all rows can be restored, bit for bit, from their values without padding."""
         if field.dtype in ("complex64", "complex128") or lengths.shape or lengths.numpy.kind not in "iu":
             return False
         if is_state != (lengths.key in state_keys(self.chosen.fields)):
@@ -258,7 +264,7 @@ class RldsExporter(Sink):
         return True
 
     def _marks_starts(self, field: Field) -> bool:
-        """Whether `is_init` is set in the first step of each episode and nowhere else, so that `is_first` has it."""
+        """Return whether `is_init` is set exactly in the first step of each episode, so that `is_first` replaces it."""
         if field.dtype != "bool" or math.prod(field.shape) != 1:
             return False
         for position in range(len(self.chosen.rows)):
@@ -268,7 +274,7 @@ class RldsExporter(Sink):
         return True
 
     def _look_at_flags(self) -> bool:
-        """Return whether `truncated` has to be stored: it does not follow from `is_last` and `is_terminal`."""
+        """Return whether `truncated` must be stored, because it does not follow from `is_last` and `is_terminal`."""
         odd = False
         for position in range(len(self.chosen.rows)):
             start, stop = self.chosen.episode(position)
@@ -277,7 +283,7 @@ class RldsExporter(Sink):
                 keys = (NEXT_TERMINATED, NEXT_TRUNCATED, NEXT_DONE)
                 terminated, truncated, done = (self._flag(key, first, last) for key in keys)
                 if (done != terminated | truncated).any():
-                    raise SchemaError("done is not terminated | truncated, and RLDS keeps no third flag")
+                    raise SchemaError("done is not terminated | truncated, and RLDS does not store it separately")
                 odd |= bool(truncated[: len(truncated) - (last == stop)].any())
         return odd or bool((self.chosen.table.end_reason == EndReason.BOTH).any())
 
@@ -290,10 +296,10 @@ class RldsExporter(Sink):
         for number, path in enumerate(paths):
             for other in paths[number + 1 :]:
                 if path[: len(other)] == other or other[: len(path)] == path:
-                    raise SchemaError(f"two leaves would be at steps/{'/'.join(min(path, other))}; rename one of them")
+                    raise SchemaError(f"two leaves would be steps/{'/'.join(min(path, other))}; rename one of them")
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write shard after shard, and the documents."""
+        """Write the shards, then the documents."""
         fs.make_folder(target)
         lengths = self.chosen.table.length
         count = max(1, min(len(lengths), self.size() // _SHARD_BYTES))
@@ -318,7 +324,7 @@ class RldsExporter(Sink):
         fs.write_file(target / INFO, _document(_info(name, sizes, total)))
 
     def _lists(self, position: int) -> Iterator[tuple[str, Listed]]:
-        """Yield the lists of an episode's Example by name."""
+        """Yield the lists of an episode's Example with their names."""
         start, stop = self.chosen.episode(position)
         steps, table = stop - start, self.chosen.table
         first = np.arange(steps + 1) == 0
@@ -345,7 +351,7 @@ class RldsExporter(Sink):
         yield f"{METADATA}/{SEED}", [str(table.seed[position]).encode() if table.has_seed[position] else b""]
 
     def _rows(self, feature: StepFeature, start: int, stop: int) -> Array | list[str]:
-        """The T + 1 rows of a feature."""
+        """Return the T + 1 rows of a feature."""
         key = feature.field.key
         rows = self._read(feature.column, key, start, stop)
         if feature.timing == "state":
@@ -382,12 +388,12 @@ class RldsExporter(Sink):
 
 
 def _within(counts: Array, most: int) -> Array:
-    """Which values of padded rows are not padding, bool `[rows, most]`."""
+    """Return which values of padded rows are not padding, bool `[rows, most]`."""
     return np.arange(most) < counts[:, None]
 
 
 def _text_names(names: Collection[str]) -> dict[str, str]:
-    """The name in the metadata of each text: a slash would part it, and some are taken."""
+    """Return the name of each text under `episode_metadata`, without slashes and distinct from reserved names."""
     found: dict[str, str] = {}
     for name in sorted(names):
         free = name.replace("/", "_") or "_"
@@ -405,7 +411,7 @@ def _path(key: Key) -> Key:
 
 
 def _nested(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """A dictionary of features; a part without a class is one, too."""
+    """Return the description of a dictionary of features; parts without a class are nested dictionaries."""
     features = {name: part if _CLASS in part else _nested(part) for name, part in sorted(parts.items())}
     return {_CLASS: f"{_PACKAGE}features_dict.FeaturesDict", "featuresDict": {"features": features}}
 

@@ -1,7 +1,7 @@
-"""Reads and downloads RLDS datasets as TensorFlow Datasets prepares them; TensorFlow is never imported.
+"""Reads RLDS datasets prepared by TensorFlow Datasets, without TensorFlow, and downloads those of Open X-Embodiment.
 
-A first pass over all records finds where episodes are, how they end, and what their columns have in common. The RLDS
-originals of Open X-Embodiment come from public buckets, over https.
+A first pass over all records finds the episodes, how they end, and the common form of their columns. Downloads come
+from public buckets, over https.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ...core.format.converter import (
 )
 from ...core.format.files import LEAVES_OUT, no_match, read_regular
 from ...core.format.manifest import Dropped
-from ...core.progress import some_of
+from ...core.progress import counted, some_of
 from ...core.remote.bucket import Bucket, BucketObject
 from ...core.remote.fetch import fetch_files
 from ...core.remote.transport import Transport
@@ -69,9 +69,9 @@ _MOST_DAMAGED = 100_000
 
 
 class RldsEpisode(NamedTuple):
-    """A record: its shard and place, how many steps it has, and the flags of the last one.
+    """A record: its shard and place, its number of steps, and the flags of the last step.
 
-    `inside` are the steps before it that are terminal.
+    `inside` counts the terminal steps before the last one.
     """
 
     shard: int
@@ -84,9 +84,20 @@ class RldsEpisode(NamedTuple):
 
 @dataclass(slots=True)
 class RldsSurvey:
-    """What the pass found: `episodes` by number, and the errors of those in `damaged`.
+    """The result of the pass over all records.
 
-    `problems` are about whole shards: records that are missing or cannot be found.
+    Attributes:
+        columns: the columns of steps.
+        texts: the texts of episodes.
+        episodes: the sound episodes by number.
+        damaged: the errors of the other episodes by number.
+        problems: errors of whole shards, whose records are missing or cannot be found.
+        dropped: features that are left out.
+        renamed: keys that differ from the name of their feature.
+        last_steps: counts that tell whether last steps are only observations.
+        ranges: the numbers of the episodes of each split, half-open.
+        counts: numbers of `empty` and `unmarked` episodes (without `is_last`), and of `terminal` steps inside.
+        invalid: episodes that the recorder marked as invalid.
     """
 
     columns: list[StepColumn] = field(default_factory=list)
@@ -111,10 +122,10 @@ def survey(
     *,
     images: bool,
 ) -> RldsSurvey:
-    """Look at every record of all splits, or of one; `images` states whether images are kept.
+    """Read every record of all splits, or of one split; `images` states whether images are kept.
 
-    Records are numbered in the order of the splits and of their shards, in which each has the place that
-    `dataset_info.json` states, whether its shard is there or not.
+    Episodes are numbered through all splits and shards. The numbers follow from the lengths of shards in
+    `dataset_info.json`, so that they do not change if a shard is missing.
     """
     found = RldsSurvey()
     skipped = {TRUNCATED} if layout.is_export else set()
@@ -122,10 +133,10 @@ def survey(
     found.columns, found.dropped, found.renamed = columns_of_steps(steps, images=images)
     found.texts = MetadataTexts.of([leaf for leaf in features.episode if not layout.is_export or leaf.name not in OWN])
     found.dropped += found.texts.dropped
-    looking = _Looking(found, features, parser, progress)
+    over = _Pass(found, features, parser, progress)
     first = 0
     for index, shard in enumerate(layout.shards):
-        count = looking.examine(index, shard, first) if split in (None, shard.split) else _size_of(shard)
+        count = over.examine(index, shard, first) if split in (None, shard.split) else _size_of(shard)
         start = found.ranges.get(shard.split, (first, first))[0]
         found.ranges[shard.split] = start, first + count
         first += count
@@ -139,7 +150,7 @@ def survey(
 
 
 def _size_of(shard: ShardFile) -> int:
-    """How many records a shard has that is not read."""
+    """Return the number of records of a shard that is not read."""
     if shard.stated is not None:
         return shard.stated
     if not shard.path.is_file():
@@ -148,8 +159,8 @@ def _size_of(shard: ShardFile) -> int:
         return opened.count()
 
 
-class _Looking:
-    """Looks into one shard after the other."""
+class _Pass:
+    """The pass over all records, which fills an `RldsSurvey`."""
 
     def __init__(
         self, found: RldsSurvey, features: Features, parser: ExampleParser, progress: Callable[[int], None]
@@ -162,7 +173,7 @@ class _Looking:
         self._reward = next((one for one in found.columns if one.role == "reward"), None)
 
     def examine(self, index: int, shard: ShardFile, first: int) -> int:
-        """Look at all records of a shard, the first of which is episode `first`; return how many have a number."""
+        """Read all records of a shard, of which the first is episode `first`; return how many numbers they take."""
         found, count = self._found, 0
         try:
             if not shard.path.is_file():
@@ -171,13 +182,13 @@ class _Looking:
             with shard.open() as opened:
                 for place, data in opened.records():
                     if shard.stated is not None and count == shard.stated:
-                        raise FormatError(f"{shard.path} has more than the {count:,} records that are stated of it")
+                        raise FormatError(f"{shard.path} has more than the {count:,} records in dataset_info.json")
                     self._take(index, shard, first + count, place, data)
                     self._progress(1)
                     count += 1
             if shard.stated is not None and count < shard.stated:
                 raise CorruptDataError(
-                    f"{shard.path} has {count:,} records, and {shard.stated:,} are stated of it", hint=AGAIN
+                    f"{shard.path} has {count:,} records, and {shard.stated:,} in dataset_info.json", hint=AGAIN
                 )
         except FormatError as error:
             found.problems.append(error)
@@ -195,7 +206,7 @@ class _Looking:
                 column.require(record)
             episode, invalid = self._flags(index, place, record), found.texts.take(record.example, record.what)
             filler = self._fillers(record)
-            for column in found.columns:  # no column is widened or left out for an episode that is
+            for column in found.columns:  # only now: a damaged episode must not widen or drop a column
                 column.look(record)
             found.invalid += [number] if invalid else []
             self._count(episode, filler)
@@ -206,7 +217,7 @@ class _Looking:
                 raise
 
     def _flags(self, index: int, place: RecordPlace, record: EpisodeRecord) -> RldsEpisode:
-        """Return where the episode ends; FormatError for flags that mark several episodes in one record."""
+        """Return the episode with its last flags; FormatError for flags that mark several episodes in one record."""
         steps = record.steps
         first, last, terminal = (record.flags(name) for name in (IS_FIRST, IS_LAST, IS_TERMINAL))
         for name, flags in ((IS_FIRST, first[1:]), (IS_LAST, last[:-1])):
@@ -239,7 +250,7 @@ class _Looking:
 
 
 def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
-    """Sentences on splits, on episodes without steps or an end, and on what is left out of a damaged dataset."""
+    """Yield notes on splits, on episodes without steps or an end, and on what is left out of a damaged dataset."""
     if len(layout.splits) > 1:
         parts = ", ".join(
             f"{name} has episodes {start:,}..{stop - 1:,}" if stop > start else f"{name} has none"
@@ -249,16 +260,14 @@ def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
         yield f"{len(layout.splits)} splits: {parts} (--filter-key reads one of them)"
     counts = found.counts
     if counts["empty"]:
-        yield f"{counts['empty']:,} episode{'s' if counts['empty'] > 1 else ''} without steps left out"
+        yield f"{counted(counts['empty'], 'episode')} without steps left out"
     if counts["unmarked"]:
-        which = "1 episode does" if counts["unmarked"] == 1 else f"{counts['unmarked']:,} episodes do"
-        yield f"{which} not end with is_last, and {'is' if counts['unmarked'] == 1 else 'are'} incomplete"
+        yield f"{counted(counts['unmarked'], 'incomplete episode')} without is_last at the end"
     if counts["terminal"]:
-        yield f"is_terminal is set in {counts['terminal']:,} steps inside episodes, and stays a flag there"
+        yield f"is_terminal is set in {counted(counts['terminal'], 'step')} inside episodes, and kept there as a flag"
     if found.invalid:
         names = some_of(found.invalid, _SHOWN)
-        which = "1 episode is" if len(found.invalid) == 1 else f"{len(found.invalid):,} episodes are"
-        yield f"{which} marked as invalid by the recorder, and kept: {names}"
+        yield f"{counted(len(found.invalid), 'episode')} that the recorder marked as invalid, and kept: {names}"
     for problem in found.problems[:_SHOWN]:
         yield f"left out: {problem.message}"
     if len(found.problems) > _SHOWN:
@@ -266,36 +275,40 @@ def notes_of(found: RldsSurvey, layout: VersionLayout) -> Iterator[str]:
 
 
 COMPILED_BYTES = 512 << 20
-"""Bytes of the shards from which on records are parsed by compiled loops, which take 0.4 s to import."""
+"""Size of the shards from which compiled loops parse records, as they take 0.4 s to import."""
 
 
 class RldsReader(SurveyedReader[RldsSurvey]):
-    """The folder of a version of a dataset, or a folder around it: shards of records, each an episode.
+    """Reads the folder of a version of a dataset, or a folder around it; each record of its shards is an episode.
 
-    What is under `steps/observation`, and features of steps with other names, is there before and after a step;
-    `action` belongs to it, `reward` and `discount` come after it. `is_first` becomes `is_init`, and `is_last` and
-    `is_terminal` the flags under `next`.
-    Features of episodes are their texts. Episodes are numbered from 0 in the order of the splits and their shards.
+    `action` belongs to a step, `reward` and `discount` come after it; all other features, such as `steps/observation`,
+    have a value before and after a step. `is_first` becomes `is_init`, and `is_last` and `is_terminal` become the flags
+    under `next`. Features of episodes become their texts. Episodes are numbered from 0 through all splits and shards.
 
-    Options: `rlds_last` states whether the last step of episodes is an observation only (`observation`), a `step`, or
-    either (`auto`); `filter_key` is the split to read; `images` may be `skip`, and `jpeg` `fast`.
+    Options:
+        rlds_last: whether the last step of an episode is only an `observation`, or a `step` like the others, or a step
+            unless it has `is_last` (`flagged`); `auto` decides by the values.
+        filter_key: the split to read.
+        images: `decode` or `skip`.
+        jpeg: `exact` or `fast`.
 
-    Raises FormatError for other datasets of TensorFlow Datasets, CorruptDataError for damaged files. A damaged episode
-    is refused once it is asked for.
+    Raises:
+        FormatError: the dataset of TensorFlow Datasets is not RLDS.
+        CorruptDataError: a file is damaged; a damaged episode raises it only when it is read.
     """
 
     option_names = frozenset({"rlds_last", "filter_key", "images", "jpeg"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a folder with `features.json` or `dataset_info.json`, and shards."""
+        """Return whether `path` is a folder with `features.json` or `dataset_info.json`, and shards."""
         try:
             return looks_like_rlds(path)
         except OSError as error:
             return no_match(error)
 
     def on_open(self) -> None:
-        """Read the documents."""
+        """Parse the options, and read the documents."""
         self._opened: tuple[int, RecordShard] | None = None
         self._choice = require_rlds_last(self.options.get("rlds_last"))
         self._images = require_images(self.options.get("images"), known=("decode", "skip"))
@@ -311,13 +324,13 @@ class RldsReader(SurveyedReader[RldsSurvey]):
         return self._layout.folder
 
     def look(self, progress: Callable[[int], None]) -> RldsSurvey:
-        """Look at all records."""
+        """Read all records."""
         return survey(
             self._layout, self._features, self._parser, self._split, progress, images=self._images == "decode"
         )
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found."""
+        """Return the facts of the dataset."""
         found = self.looked_over(progress)
         sound = {number: one for number, one in found.episodes.items() if self._rows(one)}
         if not sound:
@@ -346,7 +359,7 @@ class RldsReader(SurveyedReader[RldsSurvey]):
         yield from notes_of(found, self._layout)
         alone = sum(one.steps == 1 and not self._rows(one) for one in found.episodes.values())
         if alone:
-            yield f"{alone:,} episode{'s' if alone > 1 else ''} of an observation and no step left out"
+            yield f"{counted(alone, 'episode')} with only an observation and no step left out"
 
     @property
     def _fields(self) -> tuple[tuple[Field, Timing], ...]:
@@ -356,7 +369,7 @@ class RldsReader(SurveyedReader[RldsSurvey]):
     @cached_property
     def _decision(self) -> LastStep:
         if self._choice == "auto" and self._layout.is_export:
-            return LastStep(True, False, "the last step of every episode is an observation only: rbtool wrote it so")
+            return LastStep(True, False, "the last step of every episode is only an observation, as rbtool writes it")
         return self.found.last_steps.decide(self._choice)
 
     def _is_observed(self, one: RldsEpisode) -> bool:
@@ -366,14 +379,14 @@ class RldsReader(SurveyedReader[RldsSurvey]):
         return max(0, one.steps - self._is_observed(one))
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the first of these episodes that cannot be read, or with a shard."""
+        """Raise the error of the first of these episodes that cannot be read, or with `everything` of a shard."""
         found = self.found
         if everything and found.problems:
             raise found.problems[0]
         refuse_damaged(numbers, found.damaged)
 
     def read_episode(self, number: int) -> Iterator[Piece]:
-        """Yield the steps of one episode, about `piece_bytes` at a time; its record is in memory."""
+        """Yield the steps of one episode, about `piece_bytes` at a time; the whole record is in memory."""
         columns = [replace(column, jpeg=self._jpeg) for column in self.found.columns]
         for piece in self._pieces(number, columns, self.piece_rows(self._fields)):
             begins = np.zeros((len(piece), 1), bool)
@@ -392,7 +405,7 @@ class RldsReader(SurveyedReader[RldsSurvey]):
         terminal, cut = record.flags(IS_TERMINAL), np.zeros(record.steps, bool)
         if self._layout.is_export:
             cut = record.flags(TRUNCATED)
-        if observed:  # a step ends with the observation after it
+        if observed:  # flags in RLDS belong to the observation, which comes after the step before
             terminal, cut = terminal[1:], cut[1:]
         text = self.found.texts.read(record.example, record.what)
         seed = stored_seed(record.example) if self._layout.is_export else None
@@ -414,7 +427,7 @@ class RldsReader(SurveyedReader[RldsSurvey]):
 
     @cached_property
     def _parser(self) -> ExampleParser:
-        """Parses the records; compiled loops do where the dataset is so large that importing them takes less time."""
+        """The parser of records; with compiled loops for a dataset so large that their import pays off."""
         return ExampleParser(is_compiled=self._layout.stored_bytes() >= COMPILED_BYTES)
 
     @cached_property
@@ -432,7 +445,7 @@ class RldsReader(SurveyedReader[RldsSurvey]):
         return self._opened[1].read(one.place)
 
     def files(self) -> list[Path]:
-        """The documents and the shards that are there."""
+        """The existing documents and shards."""
         return self._layout.files()
 
     def _close_shard(self) -> None:
@@ -452,23 +465,23 @@ _FEATURES = "features.json"
 
 
 class BucketFolder(NamedTuple):
-    """A folder of a bucket with datasets in it."""
+    """A folder in a bucket that contains datasets."""
 
     bucket: Bucket
     prefix: str
 
     @property
     def address(self) -> str:
-        """Where it is, for people."""
+        """The address of the folder, for messages."""
         return f"gs://{self.bucket.name}/{self.prefix}".rstrip("/")
 
 
 class RldsSource(Source):
-    """The buckets of Open X-Embodiment, or those that `RLDS_REMOTE` names: `gs://BUCKET/FOLDER`, several with spaces.
+    """The RLDS datasets in the buckets of Open X-Embodiment.
 
-    An id is the path of a version below the folder, like `bridge/0.1.0`: a folder with `features.json`. The first
-    bucket that has it counts. Sizes and checksums come from the bucket. `--local` takes datasets from the folder of
-    TensorFlow Datasets.
+    `RLDS_REMOTE` replaces the buckets by others, `gs://BUCKET/FOLDER`, separated by spaces. An id is the path of a
+    version below such a folder, like `bridge/0.1.0`: a folder with `features.json`, in the first bucket that has it.
+    Sizes and checksums come from the bucket. `--local` uses datasets in the folder of TensorFlow Datasets.
     """
 
     name = "rlds"
@@ -476,7 +489,7 @@ class RldsSource(Source):
 
     @property
     def remote(self) -> str:
-        """The buckets."""
+        """The addresses of the buckets, separated by spaces."""
         return os.environ.get(_VARIABLE) or _DEFAULTS
 
     @cached_property
@@ -491,7 +504,7 @@ class RldsSource(Source):
         return found
 
     def list_ids(self) -> Ids:
-        """List the versions of all datasets: a request for every 1,000 files or so."""
+        """List the versions of all datasets, with one request for about every 1,000 files."""
         found: set[str] = set()
         closed: list[RbtoolError] = []
         for folder in self._folders:
@@ -515,7 +528,7 @@ class RldsSource(Source):
         raise next(iter(closed), DatasetNotFoundError(said))
 
     def download(self, files: Sequence[RemoteFile], folder: Path, progress: Advance, note: Note) -> None:
-        """Bring the files to `folder`, a few at a time; all are of one bucket."""
+        """Download files, all of one bucket, to `folder`."""
         transport: Transport = self._folders[0].bucket
         for one in self._folders:
             if files and files[0].addresses[0].startswith(f"gs://{one.bucket.name}/"):
@@ -529,7 +542,7 @@ class RldsSource(Source):
 
 
 def _objects(folder: BucketFolder, prefix: str, closed: list[RbtoolError]) -> list[BucketObject]:
-    """List objects; a bucket that is closed or gone has none, and its error is added to `closed`."""
+    """List objects; for a bucket without access or that does not exist, add the error to `closed` and list none."""
     try:
         return folder.bucket.objects(prefix)
     except (AuthorisationError, DatasetNotFoundError) as error:

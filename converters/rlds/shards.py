@@ -1,10 +1,13 @@
-"""The files of a dataset that TensorFlow Datasets prepared: `features.json`, `dataset_info.json`, shards of records.
+"""Reads the files that TensorFlow Datasets prepares: `features.json`, `dataset_info.json`, and shards of records.
 
 Features are nested: dictionaries, sequences, and leaves, which are tensors, text, class labels or images. The name of
-a leaf in an Example is its path, joined by slashes. `steps` is the sequence of the steps.
+a leaf in an Example is its path, joined by slashes. The feature `steps` is the sequence of the steps.
 
-A TFRecord file is a sequence of records, whose checksums are compared: the length (uint64, little-endian), the masked
-CRC-32C of these 8 bytes, the data, and the masked CRC-32C of the data. ArrayRecord files are read by their library.
+A TFRecord file is a sequence of records with checksums, which are compared:
+
+    length (uint64, little-endian) | masked CRC-32C of the length | data | masked CRC-32C of the data
+
+ArrayRecord files are read by their library.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from ...core.ted.schema import DTYPES, file_stem
 FEATURES, STEPS = "features.json", "steps"
 LeafKind: TypeAlias = Literal["numbers", "text", "image"]
 _LONGEST_NAME = 240
-"""Bytes of a part of a key as a file name, less suffixes such as `_length.memmap`."""
+"""Limit in bytes for a part of a key as a file name, which leaves room for suffixes such as `_length.memmap`."""
 _ENCODINGS = ("none", "bytes", "zlib")
 _MOST_VALUES = 1 << 28
 _CLASS = "pythonClassName"
@@ -43,16 +46,21 @@ _ENTRIES = {
     "FeaturesDict": "featuresDict", "Sequence": "sequence", "Dataset": "sequence", "Tensor": "tensor",
     "Scalar": "tensor", "Image": "image", "Text": "text", "ClassLabel": "classLabel",
 }  # fmt: skip
-"""The entry that describes a feature, by the name of its class."""
+"""By the name of a feature's class, the entry that describes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the features: `path` from the top, or from a step.
+    """A leaf of the features.
 
-    `shape` is the shape of one value, without the steps; -1 is a length that is not stated. `nested` is how many
-    sequences of any length it is in; the steps do not count. `encoding` is how a tensor is encoded: `none`, `bytes`
-    or `zlib`. `why` states why it cannot be read, "" where it can.
+    Attributes:
+        path: names from the top, or from a step.
+        kind: numbers, text or image.
+        dtype: the element type.
+        shape: the shape of one value, without the steps; -1 stands for an unknown length.
+        nested: the number of ragged sequences around it, without the steps.
+        encoding: how a tensor is encoded: `none`, `bytes` or `zlib`.
+        why: why it cannot be read, "" if it can.
     """
 
     path: tuple[str, ...]
@@ -75,28 +83,28 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """How many numbers a value has; negative where a length is not stated."""
+        """The number of elements of a value, -1 if a length is unknown."""
         return -1 if min(self.shape, default=0) < 0 else math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The leaves of a step and of an episode, in the order of their names."""
+    """The leaves of a step and of an episode, sorted by name."""
 
     steps: tuple[Leaf, ...]
     episode: tuple[Leaf, ...]
 
 
 def load_features(folder: Path) -> Features:
-    """Read `features.json` in a folder. FormatError for a document without steps, CorruptDataError for an empty one."""
+    """Read `features.json` in a folder; FormatError if it has no steps, CorruptDataError if it is empty."""
     path = folder / FEATURES
     if not path.is_file():
-        raise FormatError(f"{folder} has no {FEATURES}, which states how records are read", hint="copy it there, too")
+        raise FormatError(f"{folder} has no {FEATURES}, which is needed to read records", hint="copy it there, too")
     return parse_features(load_document(path), str(path))
 
 
 def parse_features(document: Any, origin: str) -> Features:
-    """Return the features that a JSON document describes; FormatError for one without steps."""
+    """Return the features in a JSON document; FormatError if it has no steps."""
     if not isinstance(document, dict):
         raise FormatError(f"{origin} is not a JSON object")
     top = dict(_dictionary(_newer(document, origin), origin))
@@ -121,7 +129,7 @@ def parse_features(document: Any, origin: str) -> Features:
 
 
 def load_document(path: Path) -> dict[str, Any]:
-    """Read a JSON object. CorruptDataError for a file without a byte, or a git-lfs pointer in its place."""
+    """Read a JSON object; CorruptDataError for an empty file or a git-lfs pointer."""
     refuse_pointer(path)
     if not path.stat().st_size:
         raise CorruptDataError(f"{path} is an empty file", hint="copy or fetch the file again")
@@ -132,10 +140,10 @@ def load_document(path: Path) -> dict[str, Any]:
 
 
 def _newer(node: Any, origin: str) -> Any:
-    """Return a node as TensorFlow Datasets has written it since 4.6.
+    """Return a node in the form that TensorFlow Datasets writes since version 4.6.
 
-    Before, it had the name of a class as its `type`, and a `content`: plain values, or with `proto_cls` what is now the
-    entry of the class, perhaps as a text of JSON.
+    Older versions wrote the name of the class as `type`, and a `content` with plain values; with `proto_cls`, the
+    content is the present form, perhaps as JSON in a string.
     """
     if not isinstance(node, dict) or _CLASS in node or "type" not in node or "content" not in node:
         return node
@@ -199,7 +207,7 @@ def _named(leaf: Leaf) -> Leaf:
 
 
 def _in_sequence(leaf: Leaf, length: int) -> Leaf:
-    """The leaf as a part of a sequence; what is not numbers cannot be read there."""
+    """Return a leaf as part of a sequence, where only numbers can be read."""
     if leaf.why:
         return leaf
     if leaf.kind != "numbers" or leaf.encoding != "none":
@@ -241,20 +249,20 @@ def _leaf(node: Mapping[str, Any], path: tuple[str, ...], what: str) -> Leaf:
             return _unread(path, f"its encoding is {encoding[:40]}")
         return _sized(Leaf(path, "numbers", dtype, shape, encoding=encoding))
     kind = str(node.get(_CLASS, "")).rpartition(".")[2][:60]
-    return _unread(path, f"it is a feature of the kind {kind or 'that has no name'}")
+    return _unread(path, f"it is a feature of the kind {kind or '(none is stated)'}")
 
 
 def _sized(leaf: Leaf) -> Leaf:
     if math.prod(abs(part) for part in leaf.shape) > _MOST_VALUES:
-        return _unread(leaf.path, f"its shape is {list(leaf.shape)}: at most {_MOST_VALUES:,} values a step are read")
+        return _unread(leaf.path, f"its shape is {list(leaf.shape)}: at most {_MOST_VALUES:,} values per step are read")
     if leaf.size < 0 and leaf.kind == "numbers" and leaf.encoding == "none":
-        return _unread(leaf.path, f"its shape is {list(leaf.shape)}: lengths that are not stated are not read")
+        return _unread(leaf.path, f"its shape is {list(leaf.shape)}: unknown lengths are not supported")
     return leaf
 
 
 def _object(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise FormatError(f"{what} is described by no object")
+        raise FormatError(f"{what} is not described by an object")
     return value
 
 
@@ -266,7 +274,7 @@ def _shape(node: Mapping[str, Any], what: str) -> tuple[int, ...]:
 
 
 def _whole(value: Any, what: str) -> int:
-    """A length that is written as a text or a number; -1 for one that is not stated."""
+    """Parse a length, a string or a number; -1 for an unknown one."""
     text = str(value)
     if text in ("-1", "None"):
         return -1
@@ -278,31 +286,31 @@ def _whole(value: Any, what: str) -> int:
 _HEAD = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _LARGEST = 0x7FFFF000
-"""Bytes of a record: messages of protobuf have 2 GiB at most."""
+"""Limit in bytes for a record: messages of protobuf have at most 2 GiB."""
 _MASK = 0xA282EAD8
 _SMALL, _AHEAD = 16 << 10, 64 << 10
-"""Below so many bytes, records that follow are read with one, so many bytes: a call takes longer than the copy."""
+"""After a record of fewer than `_SMALL` bytes, `_AHEAD` bytes are read at once: a call takes longer than a copy."""
 AGAIN = "copy or fetch the file again, whole"
 
 
 class RecordPlace(NamedTuple):
-    """Where a record is in its shard: the byte, or the number in an ArrayRecord file, and the bytes of its data."""
+    """The place of a record in its shard: offset and size of its data; in an ArrayRecord file, its number."""
 
     position: int
     size: int
 
 
 class RecordShard(Closing, ABC):
-    """A file of records, open for reading. Raises CorruptDataError for damage."""
+    """A file of records, open for reading. Methods raise CorruptDataError for damage."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @abstractmethod
     def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
-        """Yield the records in order; in place of data that is damaged, the error.
+        """Yield the records in order, with an error in place of damaged data.
 
-        Raises CorruptDataError where the records that follow cannot be found.
+        Raises CorruptDataError if the following records cannot be found.
         """
 
     @abstractmethod
@@ -315,7 +323,7 @@ class RecordShard(Closing, ABC):
 
 
 def masked_crc(data: bytes) -> int:
-    """Return the checksum of TFRecord: CRC-32C, rotated, and increased by a constant."""
+    """Return the checksum of TFRecord: CRC-32C, rotated and increased by a constant."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
 
@@ -336,7 +344,7 @@ class TfRecordShard(RecordShard):
 
     def records(self) -> Iterator[tuple[RecordPlace, bytes | CorruptDataError]]:
         position = number = first = 0
-        block = os.pread(self._descriptor, _HEAD.size, 0)  # of the file, from its byte `first` on
+        block = os.pread(self._descriptor, _HEAD.size, 0)  # bytes of the file from offset `first` on
         while position < self._size:
             at = position - first
             place = self._place(block[at : at + _HEAD.size], position, number)
@@ -369,20 +377,20 @@ class TfRecordShard(RecordShard):
         return data
 
     def _compare(self, place: RecordPlace, data: bytes, rest: bytes) -> None:
-        """Raise CorruptDataError for data without the checksum that follows."""
+        """Raise CorruptDataError for data that is cut, or does not match the checksum after it."""
         if len(data) < place.size or len(rest) < _CHECKSUM.size:
             raise self._damaged(f"it ends inside the record at byte {place.position:,}")
         if masked_crc(data) != _CHECKSUM.unpack_from(rest)[0]:
-            raise self._damaged(f"the record at byte {place.position:,} has another checksum than it states")
+            raise self._damaged(f"the checksum of the record at byte {place.position:,} does not match")
 
     def _place(self, head: bytes, position: int, number: int) -> RecordPlace:
-        """Return where the record is whose head is at a position."""
+        """Return the place of the record with this head, at a position in the file."""
         if len(head) < _HEAD.size:
             raise self._cut(number)
         size, checksum = _HEAD.unpack(head)
         if masked_crc(head[:8]) != checksum:
             raise self._damaged(
-                f"the length of record {number:,}, at byte {position:,}, has another checksum than it states"
+                f"the checksum of the length of record {number:,}, at byte {position:,}, does not match"
             )
         if size > _LARGEST:
             raise self._damaged(f"record {number:,} has {size:,} bytes, at most {_LARGEST:,} are read")
@@ -419,8 +427,8 @@ class ArrayRecordShard(RecordShard):
         try:
             reader = library.ArrayRecordReader(str(self.path), "readahead_buffer_size:0")
             if not reader.ok():
-                reader.close()  # raises what is wrong
-        except Exception as error:  # the library states that in many ways
+                reader.close()  # raises the error
+        except Exception as error:  # the library raises exceptions of many types
             raise self._damaged(error) from error
         return reader
 
@@ -447,7 +455,7 @@ class ArrayRecordShard(RecordShard):
         return bytes(data)
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):  # raises once more what was wrong before
+        with contextlib.suppress(Exception):  # raises an earlier error once more
             self._reader.close()
 
     def _damaged(self, error: Exception) -> CorruptDataError:
@@ -459,7 +467,7 @@ INFO = "dataset_info.json"
 WRITTEN_HERE = "rbtool export: the last step of each episode is an observation only"
 """The description of datasets that `RldsExporter` writes."""
 TRUNCATED = "truncated"
-"""A flag of steps that such datasets may have, next to RLDS's own."""
+"""A flag of steps that `RldsExporter` may write beside the flags of RLDS."""
 KINDS: Mapping[str, type[RecordShard]] = {"tfrecord": TfRecordShard, "array_record": ArrayRecordShard}
 _SHARD = re.compile(
     r"(?P<name>.+?)-(?P<split>[^-.]+)\.(?P<kind>tfrecord|array_record)-(?P<number>\d{5,9})-of-(?P<count>\d{5,9})"
@@ -468,12 +476,12 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _LOOKED_AT = 256
 _MOST_SHARDS = 100_000
 _DEPTH = 2
-"""The folder of a version is in the folder of a dataset, or of a configuration in it."""
+"""Levels of folders above the folder of a version: the dataset, and perhaps a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A shard of a split: `stated` is how many records `dataset_info.json` states, None where it does not."""
+    """A shard of a split; `stated` is its number of records in `dataset_info.json`, None if not stated."""
 
     path: Path
     split: str
@@ -487,7 +495,7 @@ class ShardFile:
 
 @dataclass(frozen=True, slots=True)
 class VersionLayout:
-    """A version of a dataset: its folder, its id, and the shards of its splits in their order, there or not.
+    """A version of a dataset: its folder, its id, and the shards of its splits in order, which may be missing.
 
     `is_export` states that `RldsExporter` wrote it.
     """
@@ -499,19 +507,19 @@ class VersionLayout:
     is_export: bool = False
 
     def documents(self) -> list[Path]:
-        """The documents that are there."""
+        """Return the existing documents."""
         return [path for name in (FEATURES, INFO) if (path := self.folder / name).is_file()]
 
     def files(self) -> list[Path]:
-        """The documents and the shards that are there."""
+        """Return the existing documents and shards."""
         return [*self.documents(), *(shard.path for shard in self.shards if shard.path.is_file())]
 
     def stored_bytes(self) -> int:
-        """Return how many bytes the shards have that are there."""
+        """Return the bytes of the existing shards."""
         return sum(shard.path.stat().st_size for shard in self.shards if shard.path.is_file())
 
     def require_split(self, name: object) -> str:
-        """Return the split of that name; UsageError where there is none."""
+        """Return the name of a split; UsageError if it does not exist."""
         if name not in self.splits:
             meant = did_you_mean(str(name), self.splits)
             raise UsageError(
@@ -521,14 +529,14 @@ class VersionLayout:
 
 
 def looks_like_rlds(path: Path) -> bool:
-    """Return whether a folder, or folders of versions in it, have the files of a prepared dataset; raises OSError."""
+    """Return whether a folder, or a folder of a version in it, has the files of a prepared dataset; raises OSError."""
     return next(_versions(path, _DEPTH), None) is not None
 
 
 def layout_at(path: Path) -> VersionLayout:
-    """Find the files of the dataset in a folder, which need not be there.
+    """Find the documents and shards of the dataset in a folder; shards may be missing.
 
-    FormatError for a folder without a dataset or with several, and for a document that contradicts itself.
+    Raises FormatError for a folder without a dataset or with several ones, and for an invalid document.
     """
     found = sorted(_versions(path, _DEPTH))
     if not found:
@@ -566,12 +574,12 @@ def _shard_names(folder: Path) -> Iterator[re.Match[str]]:
 
 
 def _listed(folder: Path) -> VersionLayout:
-    """The layout of a folder without `dataset_info.json`, by the names of its files, each of which states how many."""
+    """Return the layout of a folder without `dataset_info.json`, from the names of its files: `-00000-of-00004`."""
     found: dict[tuple[str, str, str], int] = {}
     for name in _shard_names(folder):
         count, which = int(name["count"]), (name["name"], name["split"], name["kind"])
         if found.setdefault(which, count) != count or not int(name["number"]) < count <= _MOST_SHARDS:
-            raise FormatError(f"{folder / name[0]} is a shard of {count:,}, and others are of {found[which]:,}")
+            raise FormatError(f"{folder / name[0]} is one of {count:,} shards, and others are of {found[which]:,}")
     if len({which[0] for which in found}) > 1:
         raise FormatError(f"{folder} has shards of several datasets, and no {INFO} that names one")
     shards = [
@@ -590,7 +598,7 @@ def _stated(folder: Path) -> VersionLayout:
     info = load_document(path)
     name, kind = _text(info, "name", path), info.get("fileFormat") or "tfrecord"
     if not isinstance(kind, str) or kind not in KINDS:
-        raise FormatError(f"{path}: the file format {str(kind)[:40]!r} is not read; {' and '.join(KINDS)} are")
+        raise FormatError(f"{path}: the file format is {str(kind)[:40]!r}, expected {' or '.join(KINDS)}")
     splits = info.get("splits", [])
     if not isinstance(splits, list) or not all(isinstance(split, dict) for split in splits):
         raise FormatError(f"{path}: splits are not a list of objects")
@@ -611,7 +619,7 @@ def _text(node: Mapping[str, Any], name: str, path: Path) -> str:
 
 
 def _shards_of(split: Mapping[str, Any], dataset: str, kind: str, path: Path) -> Iterator[ShardFile]:
-    """Yield the shards of a split, whose names follow from a template."""
+    """Yield the shards of a split, with file names from its template."""
     name = str(split["name"])
     lengths: Sequence[int | None] = _lengths(split, path)
     template = split.get("filepathTemplate") or _TEMPLATE
@@ -631,7 +639,7 @@ def _shards_of(split: Mapping[str, Any], dataset: str, kind: str, path: Path) ->
 
 
 def _lengths(split: Mapping[str, Any], path: Path) -> list[int | None]:
-    """How many records each shard has; None where only the number of shards is stated."""
+    """Return the number of records of each shard, None if only the number of shards is stated."""
     lengths = split.get("shardLengths")
     if lengths is None:
         count = str(split.get("numShards", 0))

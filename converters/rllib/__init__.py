@@ -1,4 +1,4 @@
-"""RLlib's recorded experiences: JSON lines and Parquet files are read."""
+"""Experiences that RLlib records, in JSON lines or Parquet files."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""Rows of RLlib's files in blocks: columns of numbers by their path, from JSON lines or from Parquet.
+"""Reads rows of RLlib's files in blocks: columns of numbers by their path, from JSON lines or from Parquet.
 
-`obs` is the path `("obs",)`, a value `x` of dictionaries in `infos` is `("infos", "x")`.
+`obs` has the path `("obs",)`; the entry `x` of the dictionaries in `infos` has the path `("infos", "x")`.
 
-JSON has a batch or a transition a line, in a file or in the one member of a zip archive. Parquet has a transition in
-each row, or an episode in msgpack. Ray keeps tensors in lists, with the shape of a row in the metadata of the field,
-and what Arrow has no type for, such as the dictionaries of an observation, as a pickle in each row.
+JSON files have a batch or a transition on each line; the file may be the only member of a zip archive. Parquet files
+have a transition in each row, or an episode in msgpack. Ray stores tensors as lists, with the shape of a row in the
+metadata of the field, and values without an Arrow type, such as dictionaries, as a pickle in each row.
 
-In msgpack, the default form of RLlib's `output` option, a value is an episode or a piece of one, and each is a map.
-`observations`, `actions`, `rewards`, `infos` and the outputs of the model are maps, too: their `data` has a value for
-each step, and one more of observations and infos, the first of which is from the reset. A piece that goes on with an
-episode repeats the last `lookback` entries of the one before it at the start of each. Arrays are written as
-msgpack-numpy does: maps with their element type, shape and bytes.
+msgpack is the default form of RLlib's `output` option. Each value is a map, an episode or a piece of one:
+
+    t_started, t                        times of the first step of the piece and of its end
+    observations, infos    {data: […]}  T + 1 entries, the first one from the reset or the step before
+    actions, rewards, …    {data: […]}  T entries
+    lookback                            in each of these maps: how many entries of the piece before are repeated first
+
+Arrays are encoded as in msgpack-numpy, as maps with element type, shape and bytes.
 """
 
 from __future__ import annotations
@@ -48,29 +51,35 @@ OBS, NEXT_OBS, ACTIONS, REWARDS = "obs", "new_obs", "actions", "rewards"
 EPS_ID, STEP, AGENTS = "eps_id", "t", ("agent_index", "agent_id")
 DONES, TERMINATEDS, TRUNCATEDS = "dones", "terminateds", "truncateds"
 INFOS, TIME_LIMIT = "infos", "TimeLimit.truncated"
-"""The infos of steps, and the one that gym sets in the last step of an episode that reaches its time limit."""
+"""The infos of steps, and the entry that gym sets in the last step of an episode that reaches its time limit."""
 REQUIRED = (OBS, ACTIONS, REWARDS)
 MARKS = (EPS_ID, DONES, TERMINATEDS, NEXT_OBS)
-"""Columns of which RLlib's files have at least one, in addition to the required ones."""
+"""RLlib's files have at least one of these columns in addition to the required ones."""
 _PACKED = "BCJNG"
-"""How an LZ4 frame begins in base64."""
+"""First characters of an LZ4 frame in base64."""
 _DEEPEST = 16
 _EXACT = 1 << 53
-"""Whole numbers up to this one are exact as float64."""
+"""Whole numbers up to this one are exact in float64."""
 _PARTLY = "it is not in every row"
 _LONGEST_PICKLE = 256 << 20
 _LARGEST_COLUMN = 1 << 30
-"""Bytes that a compressed column may unpack to."""
+"""Limit in bytes for an unpacked column."""
 
 
 @dataclass
 class RowBlock:
-    """Consecutive rows: `columns` of numbers `[rows, *shape]`, `text` (objects `[rows]`), and why others are none.
+    """Consecutive rows of a file.
 
-    `limits` (bool `[rows]`) are the rows in which infos state that the time limit was reached, None where none do.
-    `batches` (int64 `[rows]`) are the lines of the batches that hold the rows, 0 for transitions (all: None). `lines`
-    (int64 `[rows]`) are the lines of the rows, None where there are none. `inexact` is, by column, the first row with a
-    whole number that has no equal float64, where the column is one of floats.
+    Attributes:
+        rows: the number of rows.
+        columns: columns of numbers, `[rows, *shape]`.
+        text: columns of strings, object `[rows]`.
+        odd: columns that cannot be read, with the reason.
+        limits: rows in which infos state that the time limit was reached, bool `[rows]`; None if no row has this info.
+        batches: the line of the batch that holds each row, int64 `[rows]`. Transitions share a number of 0 or less,
+            which changes after damaged rows. None means all 0.
+        lines: the line of each row, int64 `[rows]`; None if the file has no lines.
+        inexact: for columns of floats, the first row with a whole number that float64 cannot hold.
     """
 
     rows: int
@@ -83,7 +92,7 @@ class RowBlock:
     inexact: dict[ColumnPath, int] = field(default_factory=dict)
 
     def part(self, start: int, stop: int) -> RowBlock:
-        """Return rows `[start, stop)`, of which nothing is copied."""
+        """Return rows `[start, stop)` without copying them."""
         rows = slice(start, stop)
         limits, batches, lines = (None if of is None else of[rows] for of in (self.limits, self.batches, self.lines))
         columns = {path: array[rows] for path, array in self.columns.items()}
@@ -92,14 +101,15 @@ class RowBlock:
 
 
 class BatchFile(Protocol):
-    """A file of rows. `places` finds its blocks with the rows of each, `block` reads one again."""
+    """A file of rows. `blocks` reads all of it once; `block` reads one block again."""
 
     damage: dict[int, CorruptDataError]
+    """The errors of parts that cannot be read, by their numbers."""
     part: str
-    """What has the numbers of `damage`."""
+    """What the numbers in `damage` count, such as `line`."""
 
     def blocks(self) -> Iterator[tuple[Any, RowBlock]]:
-        """Yield every block with the place at which `block` finds it."""
+        """Yield every block with its place, the argument of `block`."""
 
     def block(self, place: Any) -> RowBlock:
         """Read one block."""
@@ -109,9 +119,9 @@ class BatchFile(Protocol):
 
 
 class Unpacker(Closing):
-    """Reads the pickles in the files of RLlib, in their own process; UsageError where they are not trusted.
+    """Reads the pickles in RLlib's files in a confined process; UsageError unless they are trusted.
 
-    A compressed value is base64 of an LZ4 frame of a pickled array; it is unpacked by a call.
+    Calling it unpacks a compressed value, which is base64 of an LZ4 frame of a pickled array.
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
@@ -119,7 +129,7 @@ class Unpacker(Closing):
         self._pickles: PickleReader | None = None
 
     def __call__(self, text: str) -> Array:
-        """Return the array that a compressed value holds; CorruptDataError for damage."""
+        """Return the array in a compressed value; CorruptDataError for damage."""
         require_trust(self._path, self._trusted, "it has compressed columns, which are pickles and can run anything")
         try:
             packed = base64.b64decode(text, validate=True)
@@ -131,11 +141,14 @@ class Unpacker(Closing):
             raise FormatError(f"{self._path}: a compressed column has more than {_LARGEST_COLUMN >> 20:,} MiB")
         found = self._loaded(data)
         if not isinstance(found, np.ndarray):
-            raise FormatError(f"{self._path}: a compressed column holds something else than an array of numbers")
+            raise FormatError(f"{self._path}: a compressed column is not an array of numbers")
         return found
 
     def unpickled(self, data: bytes) -> Any:
-        """Return what a pickle holds: an array, a number, a text, or dictionaries of them; tuples by their indices."""
+        """Return the contents of a pickle: an array, a number, a string, or dictionaries of them.
+
+        A tuple becomes a dictionary with its indices as names.
+        """
         require_trust(self._path, self._trusted, "it has pickles of Python objects, which can run anything")
         return self._loaded(data)
 
@@ -146,7 +159,7 @@ class Unpacker(Closing):
 
     def _value(self, found: Value, pickles: PickleReader, depth: int) -> Any:
         if depth > _DEEPEST:
-            raise FormatError(f"{self._path}: a pickle in it is nested too deep")
+            raise FormatError(f"{self._path}: a pickle in it is nested too deeply")
         if isinstance(found, PickledArray):
             return pickles.rows(found)
         if isinstance(found, PickledList):
@@ -161,17 +174,17 @@ class Unpacker(Closing):
 
 
 def is_packed(value: Any) -> bool:
-    """Return whether a value of JSON is a compressed column or row."""
+    """Return whether a value of JSON is a compressed column or value."""
     return isinstance(value, str) and value.startswith(_PACKED)
 
 
 def batch_block(batch: dict[str, Any], unpack: Unpacker, what: str, line: int) -> RowBlock:
-    """Make a block of the SampleBatch in a line: each column is a list with a value a row, or compressed."""
+    """Make a block of the SampleBatch on a line, whose columns are lists with one value per row, or compressed."""
     rewards = batch.get(REWARDS)
     if is_packed(rewards):
         rewards = unpack(rewards)  # type: ignore[arg-type]
     if rewards is None or isinstance(rewards, str | dict | int | float):
-        raise CorruptDataError(f"{what}: a batch without a list of rewards")
+        raise CorruptDataError(f"{what} is a batch without a list of rewards")
     lines = np.full(len(rewards), line, np.int64)
     block = RowBlock(len(rewards), batches=lines, lines=lines)
     for name, value in batch.items():
@@ -181,7 +194,7 @@ def batch_block(batch: dict[str, Any], unpack: Unpacker, what: str, line: int) -
 
 
 def _add_column(path: ColumnPath, value: Any, block: RowBlock, unpack: Unpacker) -> None:
-    """Add one column of a batch; a dictionary is columns by name."""
+    """Add one column of a batch; each entry of a dictionary is a column."""
     if isinstance(value, dict) and len(path) < _DEEPEST:
         for name, part in value.items():
             _add_column((*path, name), part, block, unpack)
@@ -205,7 +218,7 @@ def row_block(rows: Sequence[dict[str, Any]], unpack: Unpacker) -> RowBlock:
 
 
 def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack: Unpacker) -> None:
-    """Add the values of one column, one a row."""
+    """Add a column from its values, one for each row."""
     if not values:
         return
     if len(path) < _DEEPEST and all(isinstance(value, dict) for value in values):
@@ -235,9 +248,10 @@ def add_values(path: ColumnPath, values: Sequence[Any], block: RowBlock, unpack:
 
 
 def _whole(path: ColumnPath, values: Sequence[Any], array: Array, block: RowBlock) -> Array:
-    """Return values that NumPy makes floats of as uint64 where all of them fit; else note the first that is inexact.
+    """Return whole numbers that NumPy turned into floats as uint64 if all of them fit.
 
-    NumPy makes floats of whole numbers beyond int64, and of whole numbers next to a fraction.
+    NumPy turns whole numbers into floats if one exceeds int64, or if one value is a fraction. In the other cases the
+    array stays as it is, and the first inexact row is stored in the block.
     """
     each = np.array(values, object)
     if all(type(one) is int and 0 <= one < 1 << 64 for one in each.flat):
@@ -250,20 +264,20 @@ def _whole(path: ColumnPath, values: Sequence[Any], array: Array, block: RowBloc
 
 
 def add_empty(path: ColumnPath, block: RowBlock) -> None:
-    """Add a column without any value; the ids of agents are absent then: there is a single one."""
+    """Report a column without any value, except ids of agents, which may be empty for a single agent."""
     if path[0] not in AGENTS:
         block.odd[path] = "it has no values"
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """Return an array of these objects, one a row."""
+    """Return an object array with one element for each value."""
     found = np.empty(len(values), object)
     found[:] = values
     return found
 
 
 def add_array(path: ColumnPath, array: Array, block: RowBlock) -> None:
-    """Add a column that is an array already; one that is not a number a row is odd."""
+    """Add a column that is an array; it is odd if it does not have numbers for each row."""
     if array.dtype.kind not in "biuf":
         block.odd[path] = "it has values that are not numbers"
     elif not array.ndim or len(array) != block.rows:
@@ -286,7 +300,7 @@ def _add_dictionaries(path: ColumnPath, rows: Sequence[dict[str, Any]], block: R
 
 
 def joined(parts: Sequence[RowBlock]) -> RowBlock:
-    """Join blocks that follow each other; what is not alike in all of them is odd."""
+    """Join consecutive blocks; a column that differs between them, or is missing in some, is odd."""
     if len(parts) == 1:
         return parts[0]
     whole = RowBlock(sum(part.rows for part in parts))
@@ -320,7 +334,7 @@ def joined(parts: Sequence[RowBlock]) -> RowBlock:
 
 
 def _concatenated(path: ColumnPath, parts: Sequence[RowBlock], whole: RowBlock) -> Array:
-    """Join the arrays of a column, and note the first row whose whole number becomes inexact by that."""
+    """Join the arrays of a column, and store the first row with a whole number that becomes inexact by that."""
     arrays = [part.columns[path] for part in parts]
     dtype = common_type({array.dtype for array in arrays}, negative=any(bool((array < 0).any()) for array in arrays))
     start = 0
@@ -333,14 +347,14 @@ def _concatenated(path: ColumnPath, parts: Sequence[RowBlock], whole: RowBlock) 
 
 
 def common_type(dtypes: Collection[np.dtype[Any]], *, negative: bool) -> np.dtype[Any]:
-    """Return the common type of columns; whole numbers become uint64 if one of them is, unless any is `negative`."""
+    """Return the common type of columns: uint64 for unsigned and signed integers unless some value is `negative`."""
     if np.dtype(np.uint64) in dtypes and not negative and all(dtype.kind in "iu" for dtype in dtypes):
         return np.dtype(np.uint64)
     return np.result_type(*dtypes)
 
 
 def first_inexact(array: Array) -> int | None:
-    """Return the first row with a whole number that has no equal float64; None where there is none."""
+    """Return the first row with a whole number that float64 cannot hold, None if there is none."""
     odd = inexact_as_float(array).reshape(len(array), -1).any(1)
     return int(odd.argmax()) if odd.any() else None
 
@@ -353,7 +367,7 @@ _SUFFIXES = (".json", ".jsonl")
 
 
 def looks_like_lines(path: Path) -> bool:
-    """Return whether the first line of a file is one of RLlib's; raises OSError and what zipfile raises."""
+    """Return whether the first line of a file is one of RLlib's; raises OSError and exceptions of zipfile."""
     with _opened(path) as file:
         head = file.read(_HEAD_BYTES).lstrip()
     if not head.startswith(b"{"):
@@ -372,7 +386,7 @@ def looks_like_lines(path: Path) -> bool:
 
 
 def is_other_document(path: Path) -> bool:
-    """Return whether a file without RLlib's lines is one of JSON all the same, and so none of RLlib's that was cut."""
+    """Return whether a file without RLlib's lines is other JSON, rather than a damaged file of RLlib."""
     with os.fdopen(open_regular(path), "rb") as file:
         head = file.read(_HEAD_BYTES)
     for text in (head, head.lstrip().partition(b"\n")[0]):
@@ -385,7 +399,7 @@ def is_other_document(path: Path) -> bool:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open the lines of a file: its own, or the lines of the one JSON file in an archive."""
+    """Open a file of lines, or the only JSON file in a zip archive."""
     file = os.fdopen(open_regular(path), "rb", buffering=1 << 20)
     if file.read(4) != b"PK\x03\x04":
         file.seek(0)
@@ -394,14 +408,14 @@ def _opened(path: Path) -> IO[bytes]:
         members = [one for one in archive.infolist() if one.filename.lower().endswith(_SUFFIXES)]
         if len(members) != 1 or members[0].flag_bits & 1:
             raise FormatError(f"{path} is an archive of {len(members)} JSON files, expected a single one")
-        return archive.open(members[0])  # which keeps the file open
+        return archive.open(members[0])  # stays usable after the archive is closed
 
 
 class JsonLines(Closing):
-    """One file of JSON lines. A place is the offset of the first line, the number of bytes, and the number of the line.
+    """A file of JSON lines. The place of a block is its offset, its size in bytes, and the number of its first line.
 
-    A line that is not JSON, or whose compressed columns are damaged, is left out; `damage` has the errors, by the
-    numbers of the lines read so far. Transitions after it are another batch than those before.
+    A line that is not JSON, or whose compressed columns are damaged, is left out, and its error is in `damage`.
+    Transitions after it belong to another batch than those before, so that they are not joined.
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
@@ -412,7 +426,7 @@ class JsonLines(Closing):
         self.part = "line"
 
     def blocks(self) -> Iterator[tuple[tuple[int, int, int], RowBlock]]:
-        """Yield the lines in blocks with their places."""
+        """Yield the rows in blocks with their places."""
         self._file.seek(0)
         offset, number = 0, 1
         while lines := self._some_lines():
@@ -443,7 +457,7 @@ class JsonLines(Closing):
         data = self._file.read(size)
         if len(data) < size:
             raise CorruptDataError(f"{self.path} has become shorter while it was read")
-        return self._parsed(data.splitlines(keepends=True), number)
+        return self._parsed(io.BytesIO(data).readlines(), number)  # ends lines as the file does, at \n alone
 
     def _parsed(self, lines: list[bytes], first: int) -> RowBlock:
         parts: list[RowBlock] = []
@@ -474,7 +488,7 @@ class JsonLines(Closing):
         return joined(parts) if parts else RowBlock(0)
 
     def _transitions(self, rows: list[tuple[int, dict[str, Any]]]) -> list[RowBlock]:
-        """Make blocks of transitions: one, or several around those that are damaged."""
+        """Make one block of transitions, or several without those that are damaged, which bisection finds."""
         if not rows:
             return []
         try:
@@ -495,7 +509,7 @@ class JsonLines(Closing):
 
 
 def _reason(error: Exception) -> str:
-    """Describe an error of the JSON parser, without its line, which is always 1."""
+    """Describe an error of the JSON parser, without the number of the line, which is always 1."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at character {error.pos + 1:,}"
     return " ".join(str(error).split())[:100]
@@ -528,22 +542,30 @@ def _single_policy(batch: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 ITEM = "item"
-"""The one column of a table of such episodes."""
+"""The only column of a table of msgpack episodes."""
 _MARKS = (b"\xa3id_", b"\xacobservations", b"\xa9t_started")
-"""Keys of an episode as msgpack writes them."""
+"""Keys of an episode as they are encoded in msgpack."""
 _RESET_INFOS = "infos of the reset"
 
 
 def looks_like_episode(data: bytes) -> bool:
-    """Return whether bytes have the keys of an episode in msgpack; nothing is unpacked."""
+    """Return whether bytes contain the keys of a msgpack episode; nothing is unpacked."""
     return all(mark in data for mark in _MARKS)
 
 
 def episode_block(data: bytes, unpack: Unpacker, what: str) -> RowBlock:
-    """Make the block of the steps of one episode, without those that it repeats of the piece before it.
+    """Make a block of the steps of an episode in msgpack, without the entries repeated from the piece before.
 
-    `what` names it in errors: FormatError for an episode of several agents and for pickles in it, CorruptDataError
-    for damage. `infos` are those after each step; the infos of the reset are left out, and named where there are any.
+    `infos` are those after each step; infos of the reset are left out and reported.
+
+    Args:
+        data: the episode in msgpack.
+        unpack: reads compressed values.
+        what: the name of the episode in messages.
+
+    Raises:
+        FormatError: the episode has several agents, or contains pickles.
+        CorruptDataError: the episode is damaged.
     """
     found = _unpacked(data, what)
     if "agent_episodes" in found:
@@ -592,7 +614,7 @@ def _unpacked(data: bytes, what: str) -> dict[Any, Any]:
 
 
 def _decoded(value: dict[Any, Any], what: str) -> Any:
-    """Return the array or the number that a map of msgpack-numpy stands for; any other map itself."""
+    """Return the array or number that is encoded as a map by msgpack-numpy; any other map is returned as it is."""
     if b"nd" not in value:
         return value
     if value.get(b"kind") == b"O":
@@ -610,7 +632,7 @@ def _decoded(value: dict[Any, Any], what: str) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _number_type(text: str) -> np.dtype[Any] | None:
-    """The element type that a text names; None for one whose elements are not real numbers."""
+    """Return the element type of that name, None if its elements are not real numbers."""
     dtype = np.dtype(text)
     return dtype if dtype.kind in "biuf" else None
 
@@ -623,7 +645,7 @@ def _is_set(found: dict[Any, Any], name: str, what: str) -> bool:
 
 
 def _entries(found: dict[Any, Any], name: Any, count: int, what: str) -> Any:
-    """Return the entries of a part after those that it repeats: a list, or arrays with a row each."""
+    """Return the entries of a part of an episode, after those that are repeated; CorruptDataError for another count."""
     part = found.get(name)
     if not isinstance(part, dict) or "data" not in part:
         raise CorruptDataError(f"{what} has no {name}")
@@ -640,7 +662,7 @@ def _entries(found: dict[Any, Any], name: Any, count: int, what: str) -> Any:
 
 
 def _by_index(data: Any) -> Any:
-    """Return finalized data, whose arrays hold all entries, with the parts of tuples by their indices."""
+    """Return finalized data, whose arrays hold all entries; tuples become dictionaries by index."""
     if isinstance(data, list):
         data = dict(enumerate(data))
     return {name: _by_index(part) for name, part in data.items()} if isinstance(data, dict) else data
@@ -670,7 +692,7 @@ def _add_decoded(path: ColumnPath, rows: Any, block: RowBlock, unpack: Unpacker)
 
 
 def _named(value: Any) -> Any:
-    """Return a value with the parts of tuples, which msgpack keeps as lists, by their indices."""
+    """Return a value with tuples, which msgpack stores as lists, as dictionaries by index."""
     if isinstance(value, list) and any(isinstance(part, np.ndarray | np.generic | dict) for part in value):
         value = dict(enumerate(value))
     return {str(name): _named(part) for name, part in value.items()} if isinstance(value, dict) else value
@@ -683,12 +705,12 @@ _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 _TENSORS = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _RAGGED = "ray.data.arrow_variable_shaped_tensor"
 _OBJECTS = "ray.data.arrow_pickled_object"
-"""Arrow extensions of Ray; pyarrow alone reads them as the types that they are stored with."""
+"""Arrow extension types of Ray; without Ray, pyarrow reads their storage types."""
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 
 def looks_like_parquet(path: Path) -> bool:
-    """Return whether a Parquet file has RLlib's columns; raises what pyarrow raises."""
+    """Return whether a Parquet file has RLlib's columns; raises exceptions of pyarrow."""
     with os.fdopen(open_regular(path), "rb") as file:
         if file.read(4) != b"PAR1":
             return False
@@ -713,9 +735,9 @@ def _is_binary(kind: Any) -> bool:
 
 
 class ParquetRows(Closing):
-    """One Parquet file. A place is a row group, the first row in it, and the number of rows there.
+    """A Parquet file. The place of a block is its row group, its first row in the group, and its number of rows.
 
-    Rows of a group that cannot be read are left out, with those after them there; `damage` has the errors by groups.
+    The rows of a group from the first unreadable block on are left out; `damage` holds the errors by group.
     """
 
     def __init__(self, path: Path, *, trusted: bool) -> None:
@@ -731,7 +753,7 @@ class ParquetRows(Closing):
         try:
             self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
             self._has_episodes = self._file.schema_arrow.names == [ITEM]
-            with contextlib.suppress(OSError, ValueError):  # damage, which is named where it is read
+            with contextlib.suppress(OSError, ValueError):  # damage is reported when the rows are read
                 for first in self._file.iter_batches(batch_size=1, use_threads=False):
                     self._rows = min(_MOST_ROWS, max(1, _BLOCK_BYTES // max(1, first.nbytes)))
                     break
@@ -753,7 +775,7 @@ class ParquetRows(Closing):
                     self._group = -1
                     self.damage[group] = _damaged(self.path, group, start, error)
                     break
-                if self.damage:  # rows after damage do not follow those before
+                if self.damage:  # rows after damage are not joined to those before
                     block.batches = np.full(block.rows, -len(self.damage), np.int64)
                 if block.rows:
                     yield place, block
@@ -803,14 +825,14 @@ def _block_of(table: Any, unpacker: Unpacker) -> RowBlock:
     block = RowBlock(table.num_rows)
     for name in dict.fromkeys(table.column_names):
         if table.column_names.count(name) > 1:
-            block.odd[(name,)] = "it is there twice"
+            block.odd[(name,)] = "it occurs twice"
         else:
             _add_extended(table.schema.field(name), pa.concat_arrays(table.column(name).chunks), block, unpacker)
     return block
 
 
 def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) -> None:
-    """Add one column, which may be of an extension of Ray."""
+    """Add one column, which may have an extension type of Ray."""
     path, stated = (field.name,), field.metadata or {}
     name, about = stated.get(b"ARROW:extension:name", b"").decode(), stated.get(b"ARROW:extension:metadata", b"")
     if isinstance(values.type, pa.BaseExtensionType):  # in a process that has imported Ray
@@ -830,7 +852,7 @@ def _add_extended(field: Any, values: Any, block: RowBlock, unpacker: Unpacker) 
 
 
 def _stated_shape(stated: bytes, unpacker: Unpacker) -> Any:
-    """Return the shape of the rows of a tensor, which is JSON, or a pickle of older versions of Ray."""
+    """Return the shape of the rows of a tensor, stored as JSON, or by older versions of Ray as a pickle."""
     try:
         return json.loads(stated)
     except ValueError:
@@ -839,7 +861,7 @@ def _stated_shape(stated: bytes, unpacker: Unpacker) -> Any:
 
 
 def _shape(path: ColumnPath, shape: Any, block: RowBlock) -> None:
-    """Give the rows of a tensor their shape, which is stored apart from them."""
+    """Reshape the rows of a tensor, whose shape is stored separately."""
     rows = block.columns[path]
     if not isinstance(shape, list) or not all(type(side) is int and side >= 0 for side in shape):
         del block.columns[path]
@@ -851,7 +873,7 @@ def _shape(path: ColumnPath, shape: Any, block: RowBlock) -> None:
 
 
 def _add_arrow(path: ColumnPath, values: Any, block: RowBlock, unpacker: Unpacker) -> None:
-    """Add one column; fields of structs are columns of their own, and rows of lists have one shape."""
+    """Add one column; each field of a struct becomes a column."""
     values.validate()
     kind = values.type
     if path == (INFOS, TIME_LIMIT) and pa.types.is_boolean(kind):

@@ -1,23 +1,23 @@
-"""Reads what RLlib records: JSON lines of batches or transitions, and Parquet files of transitions or of episodes.
+"""Reads RLlib's recordings: JSON lines of batches or transitions, and Parquet files of transitions or episodes.
 
-Imports pyarrow and msgpack; never ray.
+Never imports ray.
 
-An episode is a run of rows of one id, joined across lines and files: rows of a worker's environments take turns in its
-files, and files cut episodes. In this order:
+An episode consists of the rows of one id, joined across lines and files: the environments of a worker alternate in its
+files, and the end of a file may cut an episode. These rules apply in order:
 
-- a row with a flag ends its episode;
-- rows belong together that have the same `eps_id` (and `agent_index`), in the order of `t` where there is one;
-- where `t` does not continue, a new episode begins: rows are missing, or the id is used again;
-- without `t`, rows of an id that are neighbors in a batch belong together; others do if the observation after the one
-  row is the other row's. Without `new_obs`, rows of an id in different batches do not belong together, and those in
-  one batch do;
-- without `eps_id`, neighboring rows of a file belong together if `t` continues and the observation after the one row is
-  the other row's. With neither `t` nor `new_obs`, rows of one batch do.
+- A row with a flag ends its episode.
+- Rows with the same `eps_id` (and `agent_index`) belong together, ordered by `t` if there is one.
+- Where `t` is not consecutive, a new episode begins: rows are missing, or the id is used again.
+- Without `t`, neighboring rows of an id in one batch belong together. Other rows of an id do if the `new_obs` of one
+  equals the `obs` of the other. Without `new_obs`, rows of an id in one batch belong together, and rows in different
+  batches do not.
+- Without `eps_id`, neighboring rows of a file belong together if `t` is consecutive and the `new_obs` of one equals
+  the `obs` of the other. With neither `t` nor `new_obs`, rows of one batch belong together.
 
 A batch is a line with a SampleBatch, or all transitions of a file.
 
-By default RLlib writes the rows of a run again at the start of the next run, so the rows that a run repeats of the runs
-before it are left out first (`Repeats`).
+By default RLlib writes the newest rows of a run once more at the start of the next run; such repeated rows are left out
+first (`Repeats`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ...core.errors import CorruptDataError, FormatError, RbtoolError, SchemaErr
 from ...core.format.contracts import Array, Piece, SourceFacts
 from ...core.format.files import no_match
 from ...core.format.manifest import Dropped
-from ...core.progress import some_of
+from ...core.progress import counted, some_of
 from ...core.ted.episodes import Final, ranges_of
 from ...core.ted.schema import (
     ACTION,
@@ -84,10 +84,21 @@ from .blocks import (
 
 @dataclass(slots=True)
 class IdRun:
-    """Rows `[start, stop)`, counted over all files, of one id in one file.
+    """Consecutive rows of one id in one file.
 
-    `first` and `last` are values of `t`, `before` and `after` the observations before and after the rows, None where
-    they are not known. `batch` and `last_batch` hold the first and the last row. `named`: there is an `eps_id`.
+    Attributes:
+        key: the id: `eps_id` and agent, or the number of the file.
+        start: the first row, counted over all files.
+        stop: the row after the last one.
+        file: the number of the file.
+        ended: whether a flag is set in the last row.
+        first: `t` in the first row, None if unknown.
+        last: `t` in the last row.
+        before: digest of the observation before the first row, None if unknown.
+        after: digest of the observation after the last row.
+        batch: the batch of the first row.
+        last_batch: the batch of the last row.
+        named: whether there is an `eps_id`.
     """
 
     key: tuple[Any, ...]
@@ -104,7 +115,7 @@ class IdRun:
     named: bool = True
 
     def continues(self, other: IdRun) -> bool:
-        """Whether this is what comes after `other`, a run of the same id."""
+        """Return whether this run continues the episode of `other`, an earlier run of the same id."""
         if other.ended:
             return False
         adjacent = self.file == other.file and self.start == other.stop
@@ -119,16 +130,20 @@ class IdRun:
 
     @property
     def is_bare(self) -> bool:
-        """Whether neither `t` nor `new_obs` can show what follows."""
+        """Whether neither `t` nor `new_obs` can show which rows follow."""
         return self.last is None and self.after is None
 
 
 @dataclass(frozen=True, slots=True)
 class IdEpisode:
-    """The rows of an episode: ranges over all files, in order.
+    """The rows of an episode, as ranges over all files, in order.
 
-    `inferred`: no flag showed its end, but a gap, or, if `unshown`, the end of a batch after which nothing shows that
-    rows follow.
+    Attributes:
+        key: the id.
+        ranges: ranges of rows.
+        inferred: whether no flag is set at its end, so that the end was inferred.
+        starts_late: whether its first rows are missing, by `t`.
+        unshown: whether the end was inferred from the end of a batch, without `t` or `new_obs` to confirm it.
     """
 
     key: tuple[Any, ...]
@@ -142,13 +157,20 @@ class IdEpisode:
 
 
 def runs_of(block: RowBlock, ends: Array, start: int, file: int) -> Iterator[IdRun]:
-    """Cut a block, whose first row is `start`, into runs; `ends` is bool, true in rows that end an episode."""
+    """Cut a block into runs of one id.
+
+    Args:
+        block: the rows.
+        ends: the rows that end an episode, bool `[rows]`.
+        start: the number of the first row over all files.
+        file: the number of the file.
+    """
     columns = [
         block.text[(name,)] if (name,) in block.text else block.columns.get((name,)) for name in (EPS_ID, *AGENTS)
     ]
     given = [column for column in columns if column is not None]
     if any(column.ndim > 1 for column in given):
-        raise FormatError(f"{EPS_ID} and {' or '.join(AGENTS)} have to be single values")
+        raise FormatError(f"{EPS_ID} and {' or '.join(AGENTS)} must be single values")
     steps = block.columns.get((STEP,))
     batches = np.zeros(block.rows, np.int64) if block.batches is None else block.batches
     cut = ends[:-1] | (batches[1:] != batches[:-1])
@@ -173,7 +195,7 @@ def runs_of(block: RowBlock, ends: Array, start: int, file: int) -> Iterator[IdR
 
 
 def _observations(block: RowBlock) -> list[tuple[Array, Array]]:
-    """Return the columns of observations, each with its column of next observations; none where they are not alike."""
+    """Return pairs of columns, observations and next observations; empty if their names or shapes differ."""
     seen = {path[1:]: array for path, array in sorted(block.columns.items()) if path[0] == OBS}
     after = {path[1:]: array for path, array in block.columns.items() if path[0] == NEXT_OBS}
     if seen.keys() != after.keys() or any(after[name].shape != array.shape for name, array in seen.items()):
@@ -182,7 +204,7 @@ def _observations(block: RowBlock) -> list[tuple[Array, Array]]:
 
 
 def _differ(rows: Array, others: Array) -> Array:
-    """Return in which rows the bits of two arrays of one shape differ: bool `[rows]`."""
+    """Return the rows in which the bits of two arrays of equal shape differ, bool `[rows]`."""
     dtype = np.result_type(rows, others)
     size = int(np.prod(rows.shape[1:], dtype=np.int64)) * dtype.itemsize
     one, other = (
@@ -205,14 +227,14 @@ def _row(columns: Sequence[Array], row: int) -> bytes:
 
 
 class IdRuns:
-    """The runs of all files, as they are found."""
+    """Collects the runs of all files, and joins them to episodes."""
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[Any, ...], list[IdRun]] = {}
         self._last: IdRun | None = None
 
     def add(self, run: IdRun) -> None:
-        """Take the next run of the files; one that continues the last becomes part of it."""
+        """Add the next run in the order of the files; it is merged with the last run if it continues that."""
         last = self._last
         adjacent = last is not None and last.key == run.key and (last.file, last.stop) == (run.file, run.start)
         if last is not None and adjacent and run.continues(last):
@@ -223,13 +245,13 @@ class IdRuns:
         self._last = run
 
     def episodes(self) -> list[IdEpisode]:
-        """Join the runs to episodes, in the order of their first rows."""
+        """Join the runs to episodes, ordered by their first rows."""
         found = [episode for runs in self._by_key.values() for episode in _joined(_in_order(runs))]
         return sorted(found, key=lambda episode: min(start for start, _ in episode.ranges))
 
 
 def _in_order(runs: list[IdRun]) -> list[IdRun]:
-    """Order the runs of an id by `t`, unless the id was used again: then steps occur twice, or follow an end."""
+    """Order the runs of an id by `t`; if steps occur twice or follow an end, the id was used again: keep the order."""
     if any(run.first is None or not run.named for run in runs):
         return runs
     ordered = sorted(runs, key=lambda run: (run.first or 0, run.start))
@@ -256,11 +278,14 @@ def _episode(runs: Sequence[IdRun], *, inferred: bool, unshown: bool = False) ->
 
 
 class Repeats:
-    """Finds the rows that later runs of RLlib repeat of earlier ones: a run begins with the newest rows before it.
+    """Finds the rows at the start of a run of RLlib that repeat the newest rows of the runs before it.
 
-    A digest of eight bytes is kept for each row. Single equal rows show nothing, because an environment that does not
-    move makes equal rows: only as many rows as were written before, in their order, are a repetition. Where rows have
-    `t`, a row that was there before is one wherever it is.
+    A digest of eight bytes is kept for each row. An environment that does not move makes equal rows, so single equal
+    rows prove nothing: the rows must repeat all earlier rows from some place on, in order. If rows have `t`, any row
+    that occurred before is a repetition.
+
+        rows before   a b c d e f
+        new run             d e f | g h     the first three rows are repetitions
     """
 
     def __init__(self) -> None:
@@ -268,7 +293,7 @@ class Repeats:
         self._before: Array = np.zeros(0, np.uint64)
 
     def find(self, path: Path, blocks: Iterable[RowBlock]) -> Array:
-        """Return which rows of the next run are repeated, bool `[rows]`; FormatError where that cannot be told."""
+        """Return which rows of the next run are repetitions, bool `[rows]`; FormatError if that cannot be decided."""
         parts, timed = [np.zeros(0, np.uint64)], True
         for block in blocks:
             parts.append(_digests(block))
@@ -281,8 +306,8 @@ class Repeats:
             found |= again
         elif again[count:].any():
             raise FormatError(
-                f"{path} repeats rows of the runs before it in another order than theirs, so that nothing shows which "
-                "of its rows are new",
+                f"{path} repeats rows of the runs before it in another order, so that its new rows cannot be told from "
+                "repeated ones",
                 hint="name the folder of one run",
             )
         self.rows, self.runs = self.rows + int(found.sum()), self.runs + bool(found.any())
@@ -290,7 +315,7 @@ class Repeats:
         return found
 
     def _overlap(self, rows: Array) -> int:
-        """Return how many rows at the start are those with which the rows before end, or lie among them as a whole."""
+        """Return how many rows at the start repeat the end of the rows before; all, if these contain them in order."""
         for place in np.flatnonzero(self._before == rows[0]).tolist() if len(rows) else []:
             expected = self._before[place:][: len(rows)]
             if np.array_equal(expected, rows[: len(expected)]):
@@ -299,7 +324,7 @@ class Repeats:
 
 
 def _digests(block: RowBlock) -> Array:
-    """Return a number for the content of each row of a block: uint64 `[rows]`."""
+    """Return a digest of each row of a block, uint64 `[rows]`."""
     columns = [array for _, array in sorted(block.columns.items())]
     texts = [texts for _, texts in sorted(block.text.items())]
     found = np.empty(block.rows, np.uint64)
@@ -314,14 +339,20 @@ def _digests(block: RowBlock) -> Array:
 _OBSERVATION: Key = ("observation",)
 _FLAGS = (DONES, TERMINATEDS, TRUNCATEDS)
 _WHOLE = (*REQUIRED, *_FLAGS, NEXT_OBS, EPS_ID, STEP, *AGENTS)
-"""Columns that have to be in every row, or in none."""
+"""Columns that must be in every row, or in none."""
 
 
 @dataclass
 class _ValueForm:
-    """What a column has been so far: `why` it is none, where it is none.
+    """The form of a column in the rows read so far.
 
-    `inexact` states where the first whole number is that has no equal float64, "" where there is none.
+    Attributes:
+        dtypes: the element types that occurred.
+        shape: the shape of a row.
+        rows: the number of rows that have the column.
+        why: why it cannot be kept, "" if it can.
+        negative: whether there are negative whole numbers.
+        inexact: the place of the first whole number that float64 cannot hold, "" if there is none.
     """
 
     dtypes: set[np.dtype[Any]]
@@ -333,11 +364,11 @@ class _ValueForm:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type that all its rows get."""
+        """The common type of all rows."""
         return common_type(self.dtypes, negative=self.negative)
 
     def add(self, array: Array, place: Callable[[int], str], inexact: int | None) -> None:
-        """Take rows; `place` states where a row is, and `inexact` is one of them that the block knows of."""
+        """Add rows; `place` returns the place of a row for messages, `inexact` is the block's first inexact row."""
         if array.shape[1:] != self.shape:
             self.why = self.why or "its rows have different shapes"
         elif (array.dtype == bool) != (np.dtype(bool) in self.dtypes):
@@ -350,16 +381,21 @@ class _ValueForm:
         self.rows += len(array)
 
     def join(self, other: _ValueForm) -> None:
-        """Take over the types of another column that must have the same type, and give it the types of this one."""
+        """Combine the types of this column with those of another one that must have the same type."""
         self.dtypes = other.dtypes = self.dtypes | other.dtypes
         self.negative = other.negative = self.negative or other.negative
 
 
 class BatchColumns:
-    """What all blocks have; `finish` makes fields of it.
+    """Collects the columns of all blocks; `finish` makes fields of them.
 
-    `has_limits` states that infos mark time limits. `sources` are the columns with their keys and when they are known,
-    `next_sources` those under `next`.
+    Attributes:
+        has_limits: whether infos state which ends are time limits.
+        fields: the fields with their timings.
+        sources: the columns with their keys and timings, without next observations.
+        next_sources: the columns of next observations with their keys.
+        renamed: keys that differ from the path of their column.
+        dropped: columns that are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -376,7 +412,7 @@ class BatchColumns:
         self.dropped: tuple[Dropped, ...] = ()
 
     def add(self, block: RowBlock, path: Path) -> None:
-        """Take note of the columns of a block of the file at `path`."""
+        """Add the columns of a block of the file `path`."""
 
         def place(row: int) -> str:
             return path.name if block.lines is None else f"{path.name}, line {block.lines[row]:,}"
@@ -392,7 +428,7 @@ class BatchColumns:
             self._odd.setdefault(column, why)
 
     def has(self, name: str) -> bool:
-        """Whether there is a column of that name."""
+        """Return whether there is a column of that name."""
         return any(path[0] == name for path in (*self._forms, *self._text))
 
     @property
@@ -401,7 +437,7 @@ class BatchColumns:
         return bool(self.next_sources)
 
     def finish(self) -> None:
-        """Make fields of the columns; FormatError where RLlib's own columns contradict each other."""
+        """Make fields of the columns; FormatError if RLlib's own columns are incomplete or contradict each other."""
         dropped: list[Dropped] = []
         for path in [*self._forms]:
             if why := self._why_not(path):
@@ -416,7 +452,7 @@ class BatchColumns:
                 continue
             if path[0] in _WHOLE:
                 raise FormatError(f"{self._path}: {'.'.join(path)!r} has text in {rows:,} rows of {self._rows:,}")
-            dropped.append(Dropped(".".join(path), "it is text, a value a row"))
+            dropped.append(Dropped(".".join(path), "it is text that differs between rows"))
         for name in REQUIRED:
             if not self.has(name):
                 raise FormatError(f"{self._path} has no {name!r} in its rows")
@@ -437,7 +473,7 @@ class BatchColumns:
         return form.why
 
     def _match_next(self) -> None:
-        """Give observations and those after them one type; FormatError where their shapes differ."""
+        """Give observations and next observations a common type; FormatError if their shapes differ."""
         after = {path[1:]: form for path, form in self._forms.items() if path[0] == NEXT_OBS}
         before = {path[1:]: form for path, form in self._forms.items() if path[0] == OBS}
         if after and (
@@ -452,7 +488,7 @@ class BatchColumns:
         for path, form in sorted(self._forms.items()):
             if path[0] in _FLAGS:
                 if path[0] == DONES and self.has(TERMINATEDS):
-                    dropped.append(Dropped(DONES, "terminateds and truncateds state the same"))
+                    dropped.append(Dropped(DONES, "terminateds and truncateds are used instead"))
                 continue
             key, role, timing = _place(path)
             if path[0] == NEXT_OBS:
@@ -469,16 +505,16 @@ class BatchColumns:
 
     @property
     def notes(self) -> Iterator[str]:
-        """Name the columns of which float64 does not hold all whole numbers."""
+        """Yield notes on columns with whole numbers that float64 cannot hold."""
         for path, form in sorted(self._forms.items()):
             if form.inexact and form.dtype.kind == "f":
                 yield (
-                    f"{'.'.join(path)} is {form.dtype}, since not every value is a whole number of 64 bits: not all of "
-                    f"its whole numbers are exact, the first that is not is in {form.inexact}"
+                    f"{'.'.join(path)} is {form.dtype}, since not every value is a whole number of 64 bits: some of "
+                    f"its whole numbers are not exact, the first one in {form.inexact}"
                 )
 
     def like(self, block: RowBlock) -> RowBlock:
-        """Give the columns of a block the types that they have in all rows."""
+        """Convert the columns of a block to their common types."""
         for path, form in self._forms.items():
             array = block.columns[path]
             array = array.reshape(len(array)) if path == (REWARDS,) else array
@@ -486,13 +522,13 @@ class BatchColumns:
         return block
 
     def text_of(self, key: tuple[Any, ...]) -> dict[str, str]:
-        """Return the ids of an episode that are text."""
+        """Return the ids of an episode that are text, by name."""
         names = [name for name in (EPS_ID, *AGENTS) if self.has(name)]
         return {name: value for name, value in zip(names, key, strict=False) if isinstance(value, str)}
 
 
 def _place(path: ColumnPath) -> tuple[Key, Role, Timing]:
-    """Return the key of a column, its role, and when it is known."""
+    """Return the key, the role and the timing of a column."""
     name, rest = path[0], tuple(map(safe_part, path[1:]))
     if name in (OBS, NEXT_OBS):
         return (*_OBSERVATION, *rest), "observation", "state"
@@ -515,38 +551,42 @@ _HELD_BLOCKS = 8
 
 
 class RllibReader(FileReader):
-    """A file of RLlib's JSON lines or Parquet rows, or a folder of them, which are taken in the order of their names.
+    """Reads a file of RLlib's JSON lines or Parquet rows, or a folder of such files in the order of their names.
 
-    A folder may be the one that `output` names, with the runs `ENV/run-WORKER-COUNTER` in it: what a run repeats of the
-    runs before it is left out.
+    The folder may be the `output` folder of RLlib, with runs in `ENV/run-WORKER-COUNTER`; rows that a run repeats from
+    the runs before it are left out.
 
-    `obs` becomes `observation`, `new_obs` what is under `next`, whether it follows or not. `infos` is `info.infos`
-    under `next`, any other column `info.NAME`. Episodes are numbered from 0 in the order of their first rows.
+    `obs` becomes `observation`, and `new_obs` the next observation, even if it differs from the following row. `infos`
+    become `info.infos` under `next`, any other column `info.NAME`. Episodes are numbered from 0 in the order of their
+    first rows.
 
-    Options: `ends` states what `dones` mean, `terminated` (as in RLlib, the default) or `truncated`. `trust_pickle`
-    allows compressed columns to be read.
+    Options:
+        ends: the meaning of `dones`, `terminated` (the default, as in RLlib) or `truncated`.
+        trust_pickle: whether compressed columns, which are pickles, may be read.
 
-    Raises FormatError for columns that contradict each other and for batches of several policies, CorruptDataError
-    for damage, UsageError for compressed columns that are not trusted, and for `ends` where `terminateds` state it.
+    Raises:
+        FormatError: columns contradict each other, or batches have several policies.
+        CorruptDataError: a file is damaged.
+        UsageError: compressed columns are not trusted, or `ends` is given although `terminateds` state the ends.
     """
 
     option_names = frozenset({"ends", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a file with RLlib's columns, or a folder whose first file of such a kind is one."""
+        """Return whether `path` is a file with RLlib's columns, or a folder whose first candidate is one."""
         if path.is_dir():
             try:
-                found = _named_so(_folder_of(path))
+                found = _row_files(_folder_of(path))
             except OSError as error:
                 return no_match(error)
             return bool(found) and _is_one(found[0])
         return path.is_file() and _is_one(path)
 
     def on_open(self) -> None:
-        """Open the files."""
+        """Find the files."""
         if self.path.is_dir():
-            named = [path for folder in _runs_in(self.path) or [self.path] for path in _named_so(folder)]
+            named = [path for folder in _runs_in(self.path) or [self.path] for path in _row_files(folder)]
             others = {path for path in named if not _is_one(path) and is_other_document(path)}
             self._others = sorted(path.name for path in others)
             self._paths = [path for path in named if path not in others]
@@ -574,7 +614,7 @@ class RllibReader(FileReader):
         return found
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """Read all rows once, for their ids, flags and forms; none is kept."""
+        """Read all rows once, for their ids, flags and forms; rows are not kept."""
         self._damage: list[CorruptDataError] = []
         self._damaged: Counter[str] = Counter()
         self._repeats = Repeats()
@@ -610,19 +650,19 @@ class RllibReader(FileReader):
         return self._facts()
 
     def _repeated(self) -> Array:
-        """Read the rows of several runs once for what they repeat: bool, a value a row of the files that are sound."""
+        """Return which rows of several runs are repetitions, bool `[rows of all readable files]`; empty for one run."""
         runs = [[*files] for _, files in groupby(range(len(self._paths)), lambda file: self._paths[file].parent)]
         found: list[Array] = []
         for files in runs if len(runs) > 1 else []:
             sound = [file for file in files if self._can_open(file)]
             blocks = (block for file in sound for _, block in self._file(file).blocks())
             found.append(self._repeats.find(self._paths[files[0]].parent, blocks))
-        self._damage.clear()  # it is found again when the rows are
+        self._damage.clear()  # the survey finds the damage again
         self._damaged.clear()
         return np.concatenate(found) if found else np.zeros(0, bool)
 
     def _can_open(self, number: int) -> bool:
-        """Open a file; note the damage of one of several that cannot be opened at all."""
+        """Open a file; return False, and record the damage, if it is one of several and cannot be opened."""
         try:
             self._file(number)
         except (OSError, ValueError) as error:
@@ -653,19 +693,19 @@ class RllibReader(FileReader):
 
     def _meaning_of_flags(self, columns: BatchColumns, ended: int) -> EndMeaning:
         if columns.has(TERMINATEDS):
-            refuse_ends(self.path, self.options, f"has {TERMINATEDS}, which state what ends episodes")
+            refuse_ends(self.path, self.options, f"has {TERMINATEDS}, which state how episodes end")
             return EndMeaning(terminated=True)
         if columns.has_limits:
-            refuse_ends(self.path, self.options, f"has infos with {TIME_LIMIT}, which state what ends episodes")
-            return EndMeaning(terminated=True, note=f"time limits are those that infos state ({TIME_LIMIT})")
+            refuse_ends(self.path, self.options, f"has infos with {TIME_LIMIT}, which state how episodes end")
+            return EndMeaning(terminated=True, note=f"time limits are taken from infos ({TIME_LIMIT})")
         if not columns.has(DONES):
-            refuse_ends(self.path, self.options, f"has neither {DONES} nor {TERMINATEDS}: the option has no use")
+            refuse_ends(self.path, self.options, f"has neither {DONES} nor {TERMINATEDS}")
             return EndMeaning(terminated=True, note="there are no flags: episodes end where their ids do, truncated")
         found = meaning_of_ends(
             self.options, "terminated", "dones are set at terminal states and time limits alike, and RLlib bootstraps "
             "from neither",
         )  # fmt: skip
-        return found if ended else EndMeaning(found.terminated, note=f"{DONES} are set in no row")
+        return found if ended else EndMeaning(found.terminated, note=f"{DONES} are never set")
 
     def _notes(self) -> Iterator[str]:
         if self._meaning.note:
@@ -677,35 +717,30 @@ class RllibReader(FileReader):
         if bare:
             cut = "is" if bare == 1 else "are"
             yield (
-                f"{_episodes(bare)} without a flag {cut} cut at the end of a batch or file: there is neither {STEP} "
-                f"nor {NEXT_OBS} to show whether the next rows follow; ends there are truncated"
+                f"{counted(bare, 'episode')} without a flag {cut} cut at the end of a batch or file: there is neither "
+                f"{STEP} nor {NEXT_OBS} to show whether the next rows follow; ends there are truncated"
             )
         gaps = sum(episode.inferred for episode in self._episodes) - bare
         if gaps and self._columns.has(EPS_ID):
-            yield f"rows are missing after {_episodes(gaps)}, or the id is used again: ends there are truncated"
+            after = counted(gaps, "episode")
+            yield f"rows are missing after {after}, or the id is used again: ends there are truncated"
         elif gaps:
-            yield f"the next rows do not follow after {_episodes(gaps)} without a flag: ends there are truncated"
+            yield f"the next rows do not continue {counted(gaps, 'episode')} without a flag: ends there are truncated"
         if repeats := self._repeats.rows:
-            runs = self._repeats.runs
-            yield (
-                f"{repeats:,} row{'s' if repeats > 1 else ''} that {runs:,} later run{'s' if runs > 1 else ''} "
-                f"repeat{'' if runs > 1 else 's'} of earlier ones are left out"
-            )
+            yield f"{counted(repeats, 'row')} left out that {counted(self._repeats.runs, 'later run')} repeated"
         late = sum(episode.starts_late for episode in self._episodes)
         if late:
-            yield f"the first rows of {_episodes(late)} are not in the files: {STEP} starts after 0"
+            yield f"the first rows of {counted(late, 'episode')} are not in the files: {STEP} starts after 0"
         if self._damage:
-            parts = " and ".join(
-                f"{count:,} {part}{'s' if count > 1 else ''}" for part, count in self._damaged.items() if count
-            )
+            parts = " and ".join(counted(count, part) for part, count in self._damaged.items() if count)
             are = "is" if len(self._damage) == 1 else "are"
-            yield f"{parts} {are} damaged and left out, and the steps there are missing: {self._damage[0]}"
+            yield f"{parts} {are} damaged and left out, so that steps are missing: {self._damage[0]}"
         if self._others:
             names = some_of(self._others, 3)
-            yield f"{len(self._others):,} files in the folder have none of RLlib's rows, and are not read: {names}"
+            yield f"{counted(len(self._others), 'file')} in the folder without rows of RLlib left out: {names}"
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise the damage of the first line that has any, if all episodes were asked for."""
+        """Raise the first error of a damaged line, if all episodes are to be read."""
         if everything and self._damage:
             raise self._damage[0]
 
@@ -721,7 +756,7 @@ class RllibReader(FileReader):
             yield self._piece(number, episode, held, None, first=held.at == 0)
 
     def _slices(self, episode: IdEpisode) -> Iterator[_BlockRows]:
-        """Cut the rows of an episode where blocks end, and pieces get too large."""
+        """Cut the rows of an episode at the ends of blocks, and where pieces get too large."""
         at = 0
         for start, stop in episode.ranges:
             while start < stop:
@@ -787,14 +822,14 @@ class RllibReader(FileReader):
 
 
 class _BlockRows:
-    """Rows `[start, stop)` of a block; `at` is the step of the episode with which they start."""
+    """Rows `[start, stop)` of a block; `at` is the step of the episode at which they start."""
 
     def __init__(self, block: RowBlock, start: int, stop: int, at: int) -> None:
         self.block, self.start, self.stop, self.at = block, start, stop, at
 
 
 def _ends(path: Path, block: RowBlock) -> Array:
-    """Return in which rows of a block a flag ends an episode."""
+    """Return the rows of a block in which a flag ends an episode, bool `[rows]`."""
     ends = np.zeros(block.rows, bool) if block.limits is None else block.limits.copy()
     names = (TERMINATEDS, TRUNCATEDS) if (TERMINATEDS,) in block.columns else (DONES,)
     for name in names:
@@ -807,13 +842,9 @@ def _ends(path: Path, block: RowBlock) -> Array:
     return ends
 
 
-def _episodes(count: int) -> str:
-    return f"{count:,} episode{'s' if count > 1 else ''}"
-
-
 def _runs_in(folder: Path) -> list[Path]:
-    """List the folders of RLlib's runs in a folder, or one level further down, in their order; none beside files."""
-    if _named_so(folder):
+    """List the folders of RLlib's runs in a folder, or one level deeper, in order; none if it has files of rows."""
+    if _row_files(folder):
         return []
     inside = [path for path in folder.iterdir() if path.is_dir()]
     found = [path for path in inside if _RUN.fullmatch(path.name)]
@@ -823,20 +854,20 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _folder_of(path: Path) -> Path:
-    """The folder with the files: the folder of the first run, where they are not in the folder itself."""
+    """Return the folder of the first run, or the folder itself if it has no runs."""
     return next(iter(_runs_in(path)), path)
 
 
 def _order(path: Path) -> tuple[bool, Any]:
-    """How files are ordered: files of a run by when they were written and their block, others as people count."""
+    """Return a sort key for files: files of a run by time of writing and block, others in natural order."""
     block = _BLOCK.fullmatch(path.name)
     if block is None:
         return False, natural_order(path.name)
     return True, (block[1], int(block[2]), int(block[3]))
 
 
-def _named_so(folder: Path) -> list[Path]:
-    """List the files of a folder that may have rows, ordered as people count."""
+def _row_files(folder: Path) -> list[Path]:
+    """List the files of a folder that may have rows, in order."""
     found = [path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file()]
     return sorted((path for path in found if not path.name.startswith(".")), key=_order)
 

@@ -1,4 +1,4 @@
-"""What a table is to the reader, whatever file it is in: named columns with a row a step."""
+"""Base class of table files: named columns with one row per step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,16 @@ _TEXT_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column: `name` with the groups that it is in, the element type, the shape of a row, the number of rows.
+    """A column of a table.
 
-    The element type of strings is `text`. `why` states why the column cannot be mapped; empty where it can. `pickled`
-    states that it is a pickle, which only a user who trusts it can have read. `note` is a sentence that a user who maps
-    the column should read.
+    Attributes:
+        name: its name with the groups around it.
+        dtype: the element type, `text` for strings.
+        shape: the shape of a row.
+        rows: the number of rows.
+        why: why it cannot be mapped, "" if it can.
+        pickled: whether it is a pickle that was not read, because the user did not trust it.
+        note: a note for users who map the column.
     """
 
     name: str
@@ -49,56 +54,53 @@ class TableColumn:
 
 
 class TableFile(Closing, ABC):
-    """An open file, or a folder of files, with columns. Raises FormatError and CorruptDataError for damaged ones."""
+    """An open file or folder of files with columns. Raises FormatError and CorruptDataError for damaged files."""
 
     kind: ClassVar[str]
-    """What such a file is called in sentences."""
+    """The word for such a file in messages."""
     refuses_nan: bool = False
     """Whether a column with NaN cannot be mapped."""
     path: Path
     columns: Mapping[str, TableColumn]
     notes: tuple[str, ...] = ()
-    """Sentences on the file that a user should read."""
+    """Notes on the file for the user."""
     starts: Sequence[int] = ()
-    """The first row of each file, of a table in several; else nothing."""
+    """For a table in several files, the first row of each file; else empty."""
     file_names: Sequence[str] = ()
-    """The names of those files."""
+    """The names of these files."""
 
     @abstractmethod
     def read(self, names: Sequence[str], start: int, stop: int) -> dict[str, Array]:
-        """Read rows `[start, stop)` of columns as fresh arrays `[n, *shape]`, of strings where a column is text.
+        """Read rows `[start, stop)` of columns as fresh arrays `[n, *shape]`; text columns are arrays of strings.
 
-        Reading forward in ranges that follow each other is fast in every format.
+        Consecutive ranges in ascending order are fast in every format.
         """
 
     def files(self) -> list[Path]:
-        """The files that the columns are in."""
+        """Return the files that contain the columns."""
         return [self.path]
 
     def verify_read(self) -> None:
-        """Raise CorruptDataError if what was read has another checksum than is stated of it, where there is one."""
+        """Raise CorruptDataError if a checksum of what was read does not match, in formats with checksums."""
 
     def require_numbers(self, column: TableColumn) -> None:
-        """Raise FormatError, which names the row, for a column that cannot be mapped as numbers.
-
-        UsageError for a pickle that is not trusted, as `require_key` raises it.
-        """
+        """Raise FormatError for a column that cannot be mapped as numbers, UsageError for a pickle without trust."""
         self._require_trust(column)
         if column.why or column.is_text:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {column.why or 'it is text'}")
 
     def require_text(self, column: TableColumn) -> None:
-        """Raise FormatError for a column of strings that cannot be mapped as text, as `require_numbers` raises it."""
+        """Raise FormatError for a column that cannot be mapped as text, UsageError for a pickle without trust."""
         self._require_trust(column)
         why = column.why or (f"its rows are {list(column.shape)} texts, expected one" if column.shape else "")
         if why:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be mapped: {why}")
 
     def keep_text(self, name: str) -> None:
-        """Read a column as the text that it is written in, if the file states no types; else do nothing."""
+        """Treat a column as text whatever its cells look like, in a file without types; else do nothing."""
 
     def require_key(self, column: TableColumn) -> None:
-        """Raise FormatError for a column that cannot be the episode key."""
+        """Raise FormatError for a column that cannot be the episode key, UsageError for a pickle without trust."""
         self._require_trust(column)
         if column.why:
             raise FormatError(f"{self.path}: column {column.name!r} cannot be the episode key: {column.why}")
@@ -110,13 +112,13 @@ class TableFile(Closing, ABC):
             )
 
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
-        """Read rows of a column to compare them: text where numbers would not be exact."""
+        """Read rows of the episode key, as text if numbers would not be exact."""
         return self.read([column.name], start, stop)[column.name]
 
     def encoded(self, column: TableColumn, values: Array, start: int) -> list[bytes]:
-        """Return strings that `read` returned, the first of which is in row `start`, in UTF-8.
+        """Return strings of `read` as UTF-8; `start` is the row of the first one, for messages.
 
-        FormatError for one that is not UTF-8, and for one that is too long.
+        Raises FormatError for a string that is not UTF-8 or too long.
         """
         found: list[bytes] = []
         for row, value in enumerate(values.reshape(len(values)).tolist(), start):
@@ -130,13 +132,13 @@ class TableFile(Closing, ABC):
             if len(text) > LONGEST_ROW:
                 raise FormatError(
                     f"{self.path}: column {column.name!r} has a text of {len(text):,} bytes in {self.place(row)}, "
-                    f"expected at most {LONGEST_ROW:,}: every row takes the space of the longest"
+                    f"expected at most {LONGEST_ROW:,}, since every row takes the space of the longest"
                 )
             found.append(text)
         return found
 
     def longest_text(self, column: TableColumn) -> int:
-        """Read a column of strings; return the bytes of the longest, at least 1. Raises what `encoded` raises."""
+        """Read a column of strings; return the length of the longest in bytes, at least 1. Raises as `encoded`."""
         longest = 1
         for start in range(0, column.rows, _TEXT_ROWS):
             stop = min(start + _TEXT_ROWS, column.rows)
@@ -145,12 +147,12 @@ class TableFile(Closing, ABC):
         return longest
 
     def place(self, row: int) -> str:
-        """Where a row is, in words for a message."""
+        """Return the place of a row, for messages."""
         return f"row {row:,}"
 
 
 def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None) -> TableColumn:
-    """Describe an array of a file whose first axis counts the rows; `shape` is None for one without data."""
+    """Describe an array whose first axis is the rows; `shape` is None for one without data."""
     if shape is None:
         return TableColumn(name, str(dtype), (), 0, "it has no data")
     if not shape:
@@ -158,24 +160,24 @@ def array_column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...] | None)
     try:
         return TableColumn(name, dtype_name(dtype), shape[1:], shape[0])
     except (SchemaError, TypeError, ValueError):
-        why = "its elements are Python objects, which only unpickling would read" if dtype.hasobject else ""
+        why = "its elements are Python objects, which would have to be unpickled" if dtype.hasobject else ""
         return TableColumn(
             name, str(dtype), shape[1:], shape[0], why or f"its elements are {dtype}, which are not numbers"
         )
 
 
 def inexact_note(name: str, place: str) -> str:
-    """State that a column of whole numbers and others is float64, and where the first is that it does not hold."""
+    """Return a note that a column is float64, with the place of the first whole number that is not exact."""
     return (
         f"{name} is float64, since not every value is a whole number of 64 bits; the first whole number that float64 "
-        f"does not hold is in {place}"
+        f"cannot hold is in {place}"
     )
 
 
 def leading_zeros_note(name: str, dtype: str, place: str) -> str:
-    """State that a column of numbers is written with zeros in front, and where the first such number is."""
+    """Return a note that a column of numbers loses leading zeros, with the place of the first one."""
     return (
-        f"{name} is {dtype} and loses the zeros in front of its numbers, of which the first is in {place}; "
+        f"{name} is {dtype} and loses the leading zeros of its numbers, the first in {place}; "
         "mapped to language_instruction it stays text"
     )
 
@@ -186,7 +188,7 @@ def native(rows: Array) -> Array:
 
 
 def require_rows(path: Path, name: str, rows: Array, start: int, stop: int) -> None:
-    """Raise CorruptDataError unless as many rows of a column came as were asked for."""
+    """Raise CorruptDataError unless `rows` has as many rows as requested."""
     if len(rows) != stop - start:
         raise CorruptDataError(
             f"{path}: {len(rows):,} of rows {start:,} to {stop:,} of {name!r} can be read; the file changed or was cut"

@@ -1,10 +1,10 @@
-"""Which columns of a file become which fields: the keys of `--map`, looked up in the file's columns.
+"""Parses the option `--map`, and makes fields of the columns of a table file.
 
-`observation=obs.* action=act reward=r` are pairs of a key and its columns; several columns of a key are separated by
-commas, and pairs by blanks or commas. A name with other characters is quoted as in JSON: `action="my column"`. A file
-of TOML has the same: `observation = ["x", "y"]`.
+A map such as `observation=obs.* action=act reward=r` consists of pairs of a key and its columns. Columns of a key are
+separated by commas, pairs by blanks or commas. Names with special characters are quoted as in JSON: `action="my
+column"`. A TOML file has the same contents: `observation = ["x", "y"]`.
 
-A key that is nearly one of TED's is refused: a field of such a name would be taken for the one that is meant.
+Misspelt keys of TED, such as `obs`, are refused, since users would mistake the field for the intended one.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _EXAMPLE = "observation=obs action=act reward=r"
 def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
     """Return the columns of each key, in the given order.
 
-    A text without `=` that ends in `.toml` is read as a file. A mapping has, for each key, a column, a sequence of
-    columns or another mapping, as such a file does.
+    A text without `=` that ends in `.toml` is the name of a file. A mapping has for each key a column, a sequence of
+    columns or another mapping, like such a file.
 
     Raises:
         UsageError: a pair is invalid, a key occurs twice or contains another one, or a file cannot be read.
@@ -71,16 +71,17 @@ def parse_map(texts: GivenMap) -> dict[Key, tuple[str, ...]]:
 
 
 def normal_map(texts: GivenMap) -> list[str]:
-    """Return equal texts for equal maps: one pair each, sorted, with what files have in place of their names.
+    """Return a map in normal form, one pair in each text, with the contents of files; equal maps give equal texts.
 
-    Keys below the same one, such as `observation`, stay in the given order: the first of them leads a robot log.
+    Pairs are sorted by the first part of the key; keys with the same first part, such as `observation`, stay in the
+    given order, since the first observation of a robot log determines its steps.
     """
     pairs = sorted(parse_map(texts).items(), key=lambda pair: pair[0][0])
     return [f"{key_name(key)}={','.join(map(quoted_name, columns))}" for key, columns in pairs]
 
 
 def quoted_name(name: str) -> str:
-    """Write the name of a column as `--map` takes it."""
+    """Return the name of a column in the syntax of `--map`, quoted if necessary."""
     return name if _PLAIN.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
@@ -181,16 +182,16 @@ _CUTOFF = 0.82
 
 
 def require_ted_key(key: Key, columns: tuple[str, ...]) -> None:
-    """Raise UsageError for a key that rbtool makes, and for one that is nearly a key of TED."""
+    """Raise UsageError for a key that rbtool makes itself, and for a misspelt key of TED."""
     under_next = len(key) > 1 and key[0].lower() == NEXT
     own = key[1:] if under_next else key
     if own in FLAGS or own in {EPISODE, (NEXT,)}:
         how = "--episode-key COLUMN" if own == EPISODE else "--ends TERMINATED,TRUNCATED"
-        raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes", hint=f"use {how}")
+        raise UsageError(f"--map has the key {key_name(key)!r}, which rbtool makes itself", hint=f"use {how}")
     meant = _meant(own[0])
     if meant in _FLAG_NAMES:
         raise UsageError(
-            f"--map has the key {key_name(key)!r}: flags are not fields of a map",
+            f"--map has the key {key_name(key)!r}, but flags cannot be mapped",
             hint="name their columns in --ends TERMINATED,TRUNCATED",
         )
     path = tuple((meant or own[0]).split("."))
@@ -205,7 +206,7 @@ def require_ted_key(key: Key, columns: tuple[str, ...]) -> None:
 
 
 def _meant(name: str) -> str:
-    """The key of TED that a name at the root is, or is nearly; "" where it is none."""
+    """Return the key of TED that equals or resembles a name at the root, "" if there is none."""
     typed = name.lower()
     if typed in _ENDS:
         return "done"
@@ -215,20 +216,20 @@ def _meant(name: str) -> str:
 
 
 STATES = frozenset({"observation", "state", "pixels"})
-"""Keys, with all that is nested in them, that are known before and after each step."""
+"""First parts of keys whose values are known before and after each step."""
 TEXTS = frozenset({"language_instruction", "instruction", "language", "prompt"})
-"""Last parts of keys that are text, whatever a column of CSV looks like."""
+"""Last parts of keys that are always text, even if a column of CSV contains only numbers."""
 PLACEHOLDERS = frozenset({"COLUMN", "TERMINATED", "TRUNCATED"})
-"""What proposals and hints have in place of names that are to be filled in."""
+"""Words in proposals and hints that stand for names to be filled in."""
 _MOST_SHOWN = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A field made of columns, one after the other in a row where there are several.
+    """A field and its columns, which are concatenated if there are several.
 
-    A column of strings makes a field of text, as wide as the longest one. `after` are the columns with the same
-    after each step; None where the following row has it.
+    A column of strings makes a field of text, as wide as the longest string. `after` are the columns with the values
+    after each step; with None, these are taken from the following row.
     """
 
     field: Field
@@ -243,7 +244,7 @@ class Mapped:
 
 
 def lookup(name: str, columns: Iterable[str]) -> str | None:
-    """Find a column by its name, in which groups may be separated by `.` or `/`; None where there is none, or two."""
+    """Find a column by its name, with groups separated by `.` or `/`; None unless exactly one matches."""
     known = list(columns)
     if name in known:
         return name
@@ -252,21 +253,21 @@ def lookup(name: str, columns: Iterable[str]) -> str | None:
 
 
 def parts(name: str) -> tuple[str, ...]:
-    """The groups that a column is in, and its own name."""
+    """Split the name of a column into its groups and its own name."""
     return tuple(re.split(r"[./]", name.strip("/")))
 
 
 class TableMapping:
-    """The fields that a map makes of the columns of a file; UsageError for one that the file does not have.
+    """The fields that a map makes of the columns of a file.
 
-    FormatError for columns that cannot be mapped, or have different numbers of rows.
+    Raises UsageError for a column that the file does not have, FormatError for columns that cannot be mapped.
     """
 
     def __init__(self, file: TableFile, given: Mapping[Key, Sequence[str]]) -> None:
         self._file = file
         if not given:
             raise UsageError(
-                f"{file.path}: which columns are the observation and the action is not stated",
+                f"{file.path}: --map is missing, which states the columns of the observation and the action",
                 hint=f"name them, as in --map observation=OBS --map action=ACT; {columns_text(file, quoted=True)}",
             )
         for key, names in given.items():
@@ -284,8 +285,8 @@ class TableMapping:
         for one in self.fields:
             if one.is_text and length_key(one.field.key) in keys:
                 raise UsageError(
-                    f"--map has the key {key_name(length_key(one.field.key))!r}, which has the lengths of the text "
-                    f"{one.field.name}", hint="choose another key",
+                    f"--map has the key {key_name(length_key(one.field.key))!r}, which is reserved for the lengths of "
+                    f"the text {one.field.name}", hint="choose another key",
                 )  # fmt: skip
         if not any(one.timing == "state" for one in self.fields):
             raise UsageError(
@@ -294,13 +295,13 @@ class TableMapping:
             )
 
     def source_fields(self, widths: Mapping[Key, int]) -> Iterator[tuple[Field, Timing]]:
-        """Yield the fields with when they are known; `widths` has the bytes of the longest text by key."""
+        """Yield the source fields with their timings; `widths` has the length of the longest text by key."""
         for one in self.fields:
             found = text_fields(one.field.key, widths[one.field.key]) if one.is_text else [one.field]
             yield from ((field, one.timing) for field in found)
 
     def text_widths(self) -> dict[Key, int]:
-        """Read all texts; return the bytes of the longest of each, by key."""
+        """Read all texts; return the length of the longest in bytes, by key."""
         texts = (one for one in self.fields if one.is_text)
         return {
             one.field.key: max(self._file.longest_text(column) for column in (*one.columns, *(one.after or ())))
@@ -309,20 +310,20 @@ class TableMapping:
 
     @property
     def columns(self) -> list[TableColumn]:
-        """All columns that are mapped, once each."""
+        """The distinct mapped columns."""
         used = [column for one in self.fields for column in (*one.columns, *(one.after or ()))]
         return list({column.name: column for column in used}.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a dataset is expected to have and the map lacks."""
+        """A note on a missing action or reward."""
         there = {one.field.key[0] for one in self.fields}
         what = [name for name in ("action", "reward") if name not in there]
         return (f"no {' and no '.join(what)} is mapped: the dataset has none",) if what else ()
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Where each column is whose name differs from that: `observation[1]` is the second number of a vector."""
+        """The places of columns in fields that have other names, such as `observation[1]` in a vector."""
         found: dict[str, list[str]] = {}
         for one in self.fields:
             for columns, key in ((one.columns, one.field.key), (one.after or (), (NEXT, *one.field.key))):
@@ -336,7 +337,7 @@ class TableMapping:
         return {column: ", ".join(names) for column, names in found.items() if names != [column]}
 
     def _expanded(self, key: Key, names: Sequence[str]) -> Iterator[tuple[Key, tuple[TableColumn, ...]]]:
-        """Yield the keys that one pair makes: several where it names a group."""
+        """Yield the keys and columns of one pair; a group gives a key for each of its columns."""
         if len(names) == 1 and re.search(r"[./]\*$", names[0]):
             group = parts(names[0])[:-1]
             inside = [one for one in self._file.columns if parts(one)[: len(group)] == group and parts(one) != group]
@@ -361,10 +362,10 @@ class TableMapping:
         numbers = sorted(numbered)
         missing = set(range(numbers[0], numbers[-1] + 1)) - set(numbers)
         if missing or numbers[0] > 1:
-            gap = min(missing, default=0)
+            gap = min(missing, default=0)  # numbers may begin at 0 or 1
             raise UsageError(
                 f"--map {key_name(key)}={name}: the columns are numbered from {numbers[0]} to {numbers[-1]}, and "
-                f"{name[:-1]}{gap} is not there",
+                f"{name[:-1]}{gap} is missing",
                 hint="name the columns in the order that they have in a row, separated by commas",
             )
         return [numbered[number] for number in numbers]
@@ -400,7 +401,7 @@ class TableMapping:
         if key == REWARD:
             if not all(one.is_scalar for one in columns) or len(columns) > 1:
                 raise FormatError(
-                    f"{self._file.path}: the reward has to be one number a row, {key_name(key)} is {shape}"
+                    f"{self._file.path}: the reward must be one number per row, {key_name(key)} is {shape}"
                 )
             return Mapped(Field(key, dtype, (), "reward"), "result", columns)
         if after is not None and (form := self._form((NEXT, *key), after)) != (dtype, shape):
@@ -432,10 +433,10 @@ class TableMapping:
 
 
 def unknown_column(file: TableFile, what: str, name: str, *, quoted: bool = False) -> UsageError:
-    """Make the error for a column that a user names and the file does not have; for `quoted` see `columns_text`."""
+    """Return the error for a column that the file does not have; `quoted` as in `columns_text`."""
     if name in PLACEHOLDERS:
         return UsageError(
-            f"{what}: {name} is a placeholder, write the name of a column there", hint=columns_text(file, quoted=quoted)
+            f"{what}: {name} is a placeholder for the name of a column", hint=columns_text(file, quoted=quoted)
         )
     inside = [one for one in file.columns if parts(one)[: len(parts(name))] == parts(name)]
     if inside:
@@ -445,14 +446,14 @@ def unknown_column(file: TableFile, what: str, name: str, *, quoted: bool = Fals
 
 
 def columns_text(file: TableFile, *, quoted: bool = False) -> str:
-    """List the columns of a file for a hint, with `quoted` as a map takes their names."""
+    """List the columns of a file for a hint; with `quoted`, in the syntax of `--map`."""
     names = [quoted_name(name) if quoted else name for name in sorted(file.columns)]
     more = f", … ({len(names):,} in all)" if len(names) > _MOST_SHOWN else ""
     return f"columns are {', '.join(names[:_MOST_SHOWN])}{more}"
 
 
 def rows_of(path: Path, one: Mapped, columns: Sequence[TableColumn], read: Mapping[str, Array]) -> Array:
-    """Put the columns of a field side by side, `[n, *shape]`."""
+    """Concatenate the columns of a field to `[n, *shape]`; FormatError for whole numbers that become inexact."""
     if len(columns) == 1:
         rows = read[columns[0].name]
         return rows.reshape(len(rows), *one.field.shape)

@@ -1,4 +1,4 @@
-"""Columns of Parquet files; columns of lists are vectors, fields of structs are in groups."""
+"""Parquet files as tables; columns of lists are vectors, fields of structs are columns in a group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ _NUMBERS = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
 
 @dataclass
 class _Cursor:
-    """Reading continues at row `position`: `left` has rows from there on, `batches` gives those after them."""
+    """The state of a sequential read: the next row is `position`.
+
+    `left` holds blocks that were read but not returned yet; `batches` yields those after them.
+    """
 
     names: tuple[str, ...]
     batches: Iterator[Any]
@@ -36,7 +39,7 @@ class _Cursor:
 
 
 class ParquetFile(TableFile):
-    """A Parquet file. A missing value is refused, and so is a list that is not as long as in the first row."""
+    """A Parquet file. Missing values, and lists of other lengths than in the first row, are errors."""
 
     kind = "Parquet file"
 
@@ -72,7 +75,7 @@ class ParquetFile(TableFile):
         self._cursor = None
 
     def first_inexact(self, name: str) -> int | None:
-        """The first row of a column with a whole number that has no equal float64; None where there is none."""
+        """Return the first row of a column with a whole number that float64 cannot hold, None if there is none."""
         column = self.columns[name]
         for start in range(0, column.rows, _CHECKED_ROWS) if column.dtype in ("int64", "uint64") else ():
             values = self.read([name], start, min(start + _CHECKED_ROWS, column.rows))[name]
@@ -82,19 +85,19 @@ class ParquetFile(TableFile):
         return None
 
     def first_zeros(self, name: str) -> None:
-        """Return None: numbers are stored, not how they are written."""
+        """Return None: numbers are stored in binary, without leading zeros."""
 
     def has_negative(self, name: str) -> bool:
-        """Return True: whether a column of whole numbers has one below 0 is not known."""
+        """Return True, as negative numbers are possible and not searched for."""
         return True
 
     def _first_row(self) -> Any:
-        """The first row, which states how long lists are."""
+        """Return the first row, from which the lengths of lists are taken."""
         batches = self._file.iter_batches(batch_size=1) if self._rows else iter(())
         return next(batches, None)
 
     def _column(self, name: str, path: tuple[str, ...], first: Any) -> TableColumn:
-        if name in self._shared:  # of `a.b`, and of `b` in a struct `a`
+        if name in self._shared:  # a column `a.b`, and a field `b` of a struct `a`
             return TableColumn(name, "unknown", (), self._rows, "another column has that name")
         kind = _type_at(self._file.schema_arrow, path)
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -143,7 +146,7 @@ class ParquetFile(TableFile):
         return np.concatenate(parts) if parts else empty
 
     def _started(self, names: tuple[str, ...], start: int) -> _Cursor:
-        """Begin to read at a row: from the row group that has it, whose rows before it are passed over."""
+        """Start reading at a row; the rows before it in its row group are skipped."""
         if self._opened.closed:
             self._open()
             if self._file.metadata.num_rows != self._rows:
@@ -181,8 +184,8 @@ class ParquetFile(TableFile):
             if (np.asarray(lengths) != size).any():
                 other = int(np.asarray(lengths)[np.asarray(lengths) != size][0])
                 raise FormatError(
-                    f"{self.path}: column {name!r} has lists of {size} and of {other} elements, and all rows of a "
-                    "field have one shape"
+                    f"{self.path}: column {name!r} has lists of {size} and of {other} elements, but all rows of a "
+                    "field must have the same shape"
                 )
             values = values.flatten()
         self._require_no_nulls(name, values)
@@ -201,7 +204,7 @@ class ParquetFile(TableFile):
 
 
 def _require_whole(file: BinaryIO, path: Path) -> None:
-    """Raise CorruptDataError for a file that does not end as Parquet files do."""
+    """Raise CorruptDataError for a file that does not end like a Parquet file."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - len(_MARK)))
     if file.read() != _MARK or size < 3 * len(_MARK):
@@ -217,7 +220,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _leaves(schema: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the columns, those inside structs too, by their dotted names, with the parts of the names."""
+    """Yield the columns, also those inside structs: the dotted name, and its parts."""
     pending: list[tuple[tuple[str, ...], Any]] = [((field.name,), field.type) for field in reversed(list(schema))]
     while pending:
         path, kind = pending.pop()

@@ -1,7 +1,7 @@
 """Reads tables whose columns a user maps: HDF5, npz, CSV, Parquet, and folders of npy, CSV or Parquet files.
 
-For a table without a map, proposes one from the names that columns commonly have. Loads h5py or pyarrow where a file
-needs it; never torch.
+For a table without a map, it proposes one, from common names of columns. h5py and pyarrow are imported only when a
+file needs them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...core.format.contracts import Array, Piece, SourceFacts, require_truths
 from ...core.format.files import no_match, open_regular
 from ...core.format.locate import ColumnView, Overview
 from ...core.format.manifest import Dropped
+from ...core.progress import counted
 from ...core.ted.episodes import Final
 from ...core.ted.schema import REWARD, Key, encode_text, length_key
 from ..files.numpy_files import NpyFile, NpzFile
@@ -51,7 +52,7 @@ _NO_FLAGS = frozenset(
         "first", "last", "step_type", "absorbing", "discount", "discounts",
     }
 )  # fmt: skip
-"""Columns that qualify flags: next to one of them, a flag may mark a row that is not a step, or not all ends."""
+"""Names of columns beside which the meaning of flags is uncertain: they may mark padding, or not all ends."""
 _KEY = (
     "episode", "episode_id", "episode_index", "episode_idx", "episode_num", "episode_no", "episode_number",
     "ep", "eps_id", "traj", "traj_id",
@@ -66,13 +67,13 @@ _NONE = "-"
 _FILE = "file"
 _MOST_NAMED = 5
 DONE_NAMES = ("done", "dones", "is_done")
-"""Names of a flag that often marks every end, whether by termination or by time limit."""
+"""Names of a flag that often marks every end, by termination or by time limit."""
 
 
 def overview(path: Path, files: str | None = None) -> Overview | None:
-    """Return the columns of the table at a path with a proposal for a map; None where there is no table.
+    """Return the columns of the table at a path with a proposed map; None if there is no table.
 
-    `files` is a pattern of the files of a folder that are the table.
+    `files` is a pattern that chooses the files of a folder.
     """
     if files is None and kind_of(path) is None:
         return None
@@ -92,7 +93,7 @@ def overview(path: Path, files: str | None = None) -> Overview | None:
 
 
 class _Proposal:
-    """What the columns of a file may be: `keys` by column, `options` of the reader, `doubts` in sentences."""
+    """A guess of what the columns of a file are: `keys` by column, `options` of the reader, and `doubts` as notes."""
 
     def __init__(self, file: TableFile) -> None:
         self._columns = [one for one in file.columns.values() if not one.why or one.pickled]
@@ -123,7 +124,7 @@ class _Proposal:
         self.doubts += _length_doubts([one for one in self._columns if one.name in self.keys])
 
     def _flags(self) -> list[str | None]:
-        """The columns of termination and time limit; one called `done` stands for whichever of the two is missing."""
+        """Return the columns of termination and time limit; a `done` replaces whichever of the two is missing."""
         flags = [self._scalar(_TERMINATED, "terminated"), self._scalar(_TRUNCATED, "truncated")]
         missing = "terminated" if flags[0] is None else "truncated"
         if None in flags and (done := self._scalar(DONE_NAMES, missing)) is not None:
@@ -131,9 +132,9 @@ class _Proposal:
         return flags
 
     def _propose_ends(self, flags: list[str | None], key: str | None, *, rewarded: bool) -> None:
-        """Propose the flags, and say what they are taken for where only one of them is there.
+        """Propose the flags; if there is only one, add a note on what it is taken for.
 
-        It is taken for termination, but for a time limit in data without rewards, which were collected without a task.
+        A single flag is taken for termination, or in data without rewards, which have no task, for a time limit.
         """
         odd = [one.name for one in self._columns if one.is_scalar and _plain(one) in _NO_FLAGS]
         named = [name for name in flags if name is not None]
@@ -141,8 +142,8 @@ class _Proposal:
             self.keys = {name: label for name, label in self.keys.items() if name not in named}
             self.options["ends"] = "TERMINATED,TRUNCATED"
             self.doubts.append(
-                f"{odd[0]} says something about ends or steps, too: name the flags once you know what "
-                f"{' and '.join(named)} {'mean' if len(named) > 1 else 'means'} next to it"
+                f"{odd[0]} may qualify ends or steps, too: name the flags once you know what "
+                f"{' and '.join(named)} {'mean' if len(named) > 1 else 'means'} beside it"
             )
             return
         if not named:
@@ -164,7 +165,7 @@ class _Proposal:
             self.doubts.append(f"{named[0]} is taken for time limits; for termination write --ends {named[0]}")
 
     def _complete(self, pairs: dict[str, str | None]) -> None:
-        """Propose the columns that are left where no column is named as an observation."""
+        """Complete the pairs: without a column named as an observation, propose the remaining columns."""
         if pairs["observation"] is None:
             free = (one for one in self._free() if not one.pickled)
             left = [one for one in free if not one.shape]
@@ -172,7 +173,7 @@ class _Proposal:
             self.keys |= {one.name: "observation" for one in taken}
             pairs["next.observation"] = None if taken else pairs["next.observation"]
             pairs["observation"] = ",".join(quoted_name(one.name) for one in taken) or "COLUMN"
-            what = "the columns that are left are proposed" if taken else "name the columns of the observation"
+            what = "the remaining columns are proposed" if taken else "name the columns of the observation"
             self.doubts.append(f"no column is called observation: {what}")
         if pairs["action"] is None:
             pairs["action"] = "COLUMN"
@@ -192,7 +193,7 @@ class _Proposal:
         return found[0].name
 
     def _vector(self, names: Sequence[str], label: str) -> str | None:
-        """A column of one of these names, a group, or columns with numbers."""
+        """Return a column with one of these names, a group, or numbered columns, in the syntax of `--map`."""
         for name in names:
             for column in self._free():
                 if ".".join(parts(column.name)).lower() == name:
@@ -212,7 +213,7 @@ class _Proposal:
 
 
 def _plain(column: TableColumn) -> str:
-    """The own name of a column as the lists above have it: `traj id` is `traj_id`."""
+    """Return the name of a column without groups, in the form of the lists above: `traj_id` for `Traj id`."""
     return re.sub(r"[ -]+", "_", parts(column.name)[-1].strip().lower())
 
 
@@ -220,14 +221,14 @@ def _length_doubts(columns: Iterable[TableColumn]) -> Iterator[str]:
     rows = {one.name: one.rows for one in columns}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name} {count:,}" for name, count in rows.items())
-        yield f"the columns have different numbers of rows ({listed}): each has to have one a step"
+        yield f"the columns have different numbers of rows ({listed}): each must have one per step"
 
 
 _BLOCK_BYTES = 4 << 20
 
 
 def nan_notes(file: TableFile, columns: Sequence[TableColumn]) -> list[str]:
-    """Count NaN in columns, which are read for it block by block; a sentence each."""
+    """Return a note on each column that has NaN; all columns are read for this, block by block."""
     if file.refuses_nan:
         return []
     numbers = [one for one in columns if not one.is_text]
@@ -258,27 +259,33 @@ _TABLE_ROWS = 1 << 18
 
 
 class TableReader(FileReader):
-    """A table with a row a step, in which options state what each column is. Never detected: choose it by name.
+    """Reads a table with one row per step, where options state the meaning of columns. It is never detected.
 
-    Options: `map` has pairs of a TED key and columns, `ends` the columns of termination and time limit, `episode_key`
-    the column that states the episode of a row, after `file,` where each file counts its own episodes, after `-,` where
-    they may go on in the next file. `files` is a pattern of the files of a folder that are the table; each is an
-    episode where neither of the two says otherwise. `trust_pickle` allows arrays of Python objects in npz and npy files
-    to be read. The rule is in docs/reference/table.md.
+    docs/reference/table.md describes the rules in full.
 
-    Raises UsageError for options that name what is not there, FormatError for columns that cannot be mapped and for an
-    episode key that comes again, CorruptDataError for damaged files.
+    Options:
+        map: pairs of a TED key and columns.
+        ends: the columns of termination and time limit.
+        episode_key: the column with the episode of each row; `file,COLUMN` if each file numbers its own episodes,
+            `-,COLUMN` if episodes may continue in the next file.
+        files: a pattern that chooses the files of a folder. Without `ends` and `episode_key`, each file is an episode.
+        trust_pickle: whether arrays of Python objects in npz and npy files may be read.
+
+    Raises:
+        UsageError: an option names a column that does not exist.
+        FormatError: a column cannot be mapped, or an episode key occurs again after another one.
+        CorruptDataError: a file is damaged.
     """
 
     option_names = frozenset({"map", "ends", "episode_key", "files", "trust_pickle"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return False: what the columns mean cannot be detected."""
+        """Return False: the meaning of columns cannot be detected, so tables are only read if the format is named."""
         return False
 
     def on_open(self) -> None:
-        """Open the file and look the columns up."""
+        """Open the file, and look up the columns."""
         self._file: TableFile = open_table(
             self.path, trusted=bool(self.options.get("trust_pickle")), files=self.options.get("files")
         )
@@ -297,8 +304,8 @@ class TableReader(FileReader):
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name} {rows:,}" for name, rows in lengths.items())
             raise FormatError(
-                f"{self.path}: the columns that are mapped have different numbers of rows ({listed}), and each has to "
-                "have one a step"
+                f"{self.path}: the mapped columns have different numbers of rows ({listed}), and each must have one "
+                "per step"
             )
         rows = next(iter(lengths.values()))
         if not rows:
@@ -386,7 +393,7 @@ class TableReader(FileReader):
     def _rows_of(
         self, one: Mapped, columns: Sequence[TableColumn], read: Mapping[str, Array], start: int
     ) -> dict[Key, Array]:
-        """The rows of a field by its key, and for text the lengths too; {} for no columns."""
+        """Return the rows of a field by its key, for text also the lengths; {} if there are no columns."""
         if not columns:
             return {}
         if not one.is_text:
@@ -396,7 +403,7 @@ class TableReader(FileReader):
         return {one.field.key: characters, length_key(one.field.key): lengths}
 
     def read_outcomes(self, number: int) -> Iterator[Piece]:
-        """Yield the rewards and flags of one episode; all of it where next observations are mapped."""
+        """Yield the rewards and flags of one episode; all columns if next observations are mapped."""
         if any(one.after is not None for one in self._map.fields):
             yield from self.read_episode(number)
             return
@@ -449,7 +456,7 @@ class TableReader(FileReader):
 
 
 class _Window:
-    """Rows of some columns, of which a range is kept: an episode may be far shorter than what one read brings."""
+    """Reads rows of some columns ahead, and keeps them: many episodes are far shorter than one efficient read."""
 
     def __init__(self, file: TableFile, columns: Sequence[TableColumn], rows: int, total: int) -> None:
         self._file = file
@@ -459,7 +466,7 @@ class _Window:
         self._kept: dict[str, Array] = {}
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
-        """Return rows `[start, stop)`; what was given out stays valid."""
+        """Return rows `[start, stop)`; arrays that were returned before stay valid."""
         if not self._start <= start <= self._stop:
             self._start = self._stop = start
             self._kept = {}
@@ -482,10 +489,10 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class EndColumns:
-    """The columns that `--ends` and `--episode-key` name; None where there is none.
+    """The columns that `--ends` and `--episode-key` name, None for one that is not given.
 
-    `at_files` is True where episodes end with each file of a table in several, False where they may go on in the next
-    one, and None where the key decides and nothing is stated of files.
+    `at_files` is True if episodes end at the end of each file, False if they may continue in the next file, and None
+    if the key decides, and nothing is stated about files.
     """
 
     terminated: TableColumn | None
@@ -495,18 +502,23 @@ class EndColumns:
 
     @classmethod
     def of(cls, file: TableFile, ends: str | None, key: str | None) -> EndColumns:
-        """Look the columns up. `ends` is `TERMINATED,TRUNCATED`, with `-` for one that there is not.
+        """Parse the options, and look up the columns.
 
-        Of a table in several files each is an episode, or several with flags, unless the key, or `-` alone, says what
-        the episodes are. The key is `file,COLUMN` where each file counts its own episodes, and `-,COLUMN` where they
-        may go on in the next file.
+        In a table of several files, episodes end at the end of each file, unless there is a key, or `ends` is `-`.
 
-        UsageError for a column that is not there, and where nothing states the ends; FormatError for one that cannot
-        be a flag or a key.
+        Args:
+            file: the table.
+            ends: `TERMINATED,TRUNCATED`, with `-` for a missing one.
+            key: `COLUMN`; `file,COLUMN` if each file numbers its own episodes, `-,COLUMN` if they may continue in the
+                next file.
+
+        Raises:
+            UsageError: a column does not exist, or the ends of episodes are not stated.
+            FormatError: a column cannot be a flag or a key.
         """
         if ends is None and key is None and not file.starts:
             raise UsageError(
-                f"{file.path}: where episodes end is not stated",
+                f"{file.path}: no option states where episodes end",
                 hint="name the columns with the flags (--ends TERMINATED,TRUNCATED), or the one with the episode "
                 f"(--episode-key COLUMN), or state that all rows are one episode (--ends -); {columns_text(file)}",
             )
@@ -514,7 +526,7 @@ class EndColumns:
         if len(names) > 2 or not all(names):
             raise UsageError(
                 f"--ends is {ends!r}, expected one or two columns: termination, then time limit",
-                hint="write - for one that there is not: --ends -,TIMEOUTS",
+                hint="write - for a missing one: --ends -,TIMEOUTS",
             )
         terminated, truncated = (_flag(file, name) for name in (*names, _NONE)[:2])
         if terminated is not None and terminated == truncated:
@@ -534,12 +546,12 @@ class EndColumns:
 
     @property
     def flags(self) -> list[TableColumn]:
-        """The columns of flags that there are."""
+        """The columns of flags that are given."""
         return [one for one in (self.terminated, self.truncated) if one is not None]
 
     @property
     def all(self) -> list[TableColumn]:
-        """The columns that there are."""
+        """The columns of flags and key that are given."""
         return self.flags + ([] if self.key is None else [self.key])
 
 
@@ -558,16 +570,22 @@ def _scalar(file: TableFile, option: str, name: str, require: Callable[[TableCol
     column = file.columns[found]
     require(column)
     if not column.is_scalar:
-        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, and {what} is one value")
+        raise FormatError(f"{file.path}: {found!r} has rows of shape {list(column.shape)}, but {what} is one value")
     return column
 
 
 @dataclass(frozen=True, slots=True)
 class TableBoundaries:
-    """The episodes: `stops` has the row after each, ascending; `numbers` what they are called, `texts` their texts.
+    """The episodes of a table.
 
-    `texts` is None where the key is the number, and where there is no key. `marks_all` is the flag that marks the ends
-    of the other flag too, as `done` does in Gym: such a row has the other flag alone.
+    Attributes:
+        stops: the row after each episode, ascending, int64.
+        numbers: the number of each episode.
+        last_terminated: whether the last step of each episode is terminated, bool.
+        texts: the texts of each episode; None if there are none.
+        marks_all: a flag that also marks the ends of the other flag, like `done` in Gym: rows with both flags only get
+            the other one.
+        notes: notes for the user.
     """
 
     stops: Array
@@ -584,10 +602,11 @@ class TableBoundaries:
 
 
 def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Callable[[int], None]) -> TableBoundaries:
-    """Read the flags and the key, and find the episodes of a table with so many rows.
+    """Read the flags and the key, and find the episodes of a table with `rows` rows.
 
-    FormatError for a flag that is neither 0 nor 1, for a `done` of which it is open whether it marks every end, for an
-    episode key that comes again after another, and for one that goes on over files where that is not stated.
+    Raises FormatError for a flag that is neither 0 nor 1, for a `done` that marks only some ends of the other flag, for
+    an episode key that occurs again after another one, and for an episode that continues in the next file although no
+    option says so.
     """
     terminated: list[Array] = []
     truncated: list[Array] = []
@@ -646,7 +665,7 @@ def find_boundaries(file: TableFile, rows: int, ends: EndColumns, progress: Call
 
 
 def _over_files(file: TableFile, ends: EndColumns, values: Sequence[Any], begins: Array, within: Array) -> str:
-    """Count the files that begin in the middle of an episode; FormatError unless it is stated that there are such."""
+    """Return a note on files that begin inside an episode; FormatError unless an option says that episodes may."""
     assert ends.key is not None
     key, begin = ends.key.name, "1 file begins" if len(within) == 1 else f"{len(within):,} files begin"
     found = f"{begin} with the {key} that the file before ends with"
@@ -654,18 +673,19 @@ def _over_files(file: TableFile, ends: EndColumns, values: Sequence[Any], begins
         first = int(within[0])
         value = values[int(np.searchsorted(begins, first, side="right")) - 1]
         raise FormatError(
-            f"{file.path}: {found}, the first with {value!r} in {file.place(first)}: one episode, or two",
-            hint=f"write --episode-key {_NONE},{key} where such an episode goes on in the next file, "
-            f"--episode-key {_FILE},{key} where each file counts its own",
+            f"{file.path}: {found}, the first with {value!r} in {file.place(first)}, which may be one episode or two",
+            hint=f"write --episode-key {_NONE},{key} if such an episode continues in the next file, "
+            f"--episode-key {_FILE},{key} if each file numbers its own",
         )
-    return f"{found}: the episode goes on there"
+    return f"{found}: the episode continues there"
 
 
 def _marks_all(file: TableFile, ends: EndColumns, terminated: Array, truncated: Array) -> TableColumn | None:
-    """The flag called `done` that is set in all rows in which the other flag is; None where there is none.
+    """Return the flag called `done` if it is set in all rows with the other flag; None if there is none.
 
-    FormatError where it is set in some of them: then it marks every end and lacks some, or is an end of its own that
-    comes together with the other at times, and the rows with both mean something else in each case.
+    Raises FormatError if it is set in only some of these rows. Then either it should mark every end, and some are
+    missing; or it is an end of its own, and sometimes coincides with the other. Rows with both flags would have
+    different meanings.
     """
     if ends.terminated is None or ends.truncated is None:
         return None
@@ -684,21 +704,20 @@ def _marks_all(file: TableFile, ends: EndColumns, terminated: Array, truncated: 
     with_both, without = int(others[marked][0]), int(others[~marked][0])
     raise FormatError(
         f"{file.path}: {done.name} is set in {int(marked.sum()):,} of {len(others):,} rows with {other.name} (in "
-        f"{file.place(with_both)}, not in {file.place(without)}): whether it marks every end, or is an end of its own, "
-        "is open",
+        f"{file.place(with_both)}, not in {file.place(without)}): it may mark every end, or be an end of its own",
         hint=f"set {done.name} in all rows with {other.name} if it marks every end, or else call it {own}",
     )
 
 
 def _is_done(name: str) -> bool:
-    """Whether a column is called `done`, in whatever group it is."""
+    """Return whether a column is called `done`, in any group."""
     return parts(name)[-1].strip().lower() in DONE_NAMES
 
 
 def _note_on_both(ends: EndColumns, marks_all: TableColumn | None, count: int) -> str:
     assert ends.terminated is not None
     assert ends.truncated is not None
-    rows = "1 row" if count == 1 else f"{count:,} rows"
+    rows = counted(count, "row")
     if marks_all is None:
         return f"{ends.terminated.name} and {ends.truncated.name} are both set in {rows}: these steps have both flags"
     if marks_all == ends.terminated:
@@ -747,7 +766,7 @@ def _as_flags(file: TableFile, column: TableColumn, rows: Array, start: int) -> 
 
 
 def _as_keys(file: TableFile, column: TableColumn, rows: Array, start: int) -> Array:
-    """Return keys as they are compared: whole numbers as int64 where they are, text as objects."""
+    """Return keys for comparison; floats that are whole numbers become int64."""
     values = rows.reshape(len(rows))
     if values.dtype.kind == "f":
         if np.isnan(values).any():
@@ -761,9 +780,9 @@ def _as_keys(file: TableFile, column: TableColumn, rows: Array, start: int) -> A
 
 
 def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begins: Array, in_file: Array) -> None:
-    """Raise FormatError for an episode key that comes again after another: its rows may or may not be one episode.
+    """Raise FormatError for an episode key that occurs again after another one, as its rows may be one episode or two.
 
-    `in_file` numbers the file of each, where each counts its own episodes.
+    `in_file` is the number of the file of each value if each file numbers its own episodes, else 0.
     """
     seen: dict[Any, int] = {}
     pairs = zip(in_file.tolist(), values, strict=True)
@@ -771,15 +790,15 @@ def _require_once(file: TableFile, key: TableColumn, values: Sequence[Any], begi
     if not again:
         return
     shown = "; ".join(
-        f"{values[at]!r} ends before {file.place(int(begins[after]))}, and {file.place(int(begins[at]))} has it again"
+        f"{values[at]!r} ends before {file.place(int(begins[after]))}, and is again in {file.place(int(begins[at]))}"
         for after, at in again[:_MOST_NAMED]
     )
     more = f" and {len(again) - _MOST_NAMED:,} more" if len(again) > _MOST_NAMED else ""
     hint = f"sort the table by {key.name}, or give the flags instead: --ends TERMINATED,TRUNCATED"
     if file.starts and not in_file.any():
-        hint = f"write --episode-key {_FILE},{key.name} if each file counts its own episodes, or sort the table by it"
+        hint = f"write --episode-key {_FILE},{key.name} if each file numbers its own episodes, or sort the table by it"
     raise FormatError(
-        f"{file.path}: {len(again):,} of the values of {key.name} come again after another one: {shown}{more}",
+        f"{file.path}: {len(again):,} of the values of {key.name} occur again after another one: {shown}{more}",
         hint=hint,
     )
 
@@ -792,7 +811,7 @@ def _joined(arrays: list[Array]) -> Array:
 
 
 class Hdf5File(TableFile):
-    """An HDF5 file. What leads out of it (external links, virtual datasets) is refused."""
+    """An HDF5 file. References to other files (external links, virtual datasets) are refused."""
 
     kind = "HDF5 file"
 
@@ -803,7 +822,7 @@ class Hdf5File(TableFile):
         from ..files.hdf5 import require_whole_h5
 
         self.path = path
-        if begins_as_h5(path):  # what precedes HDF5 elsewhere is not in the size that the header states
+        if begins_as_h5(path):  # with other data before it, the size in the header is not that of the file
             require_whole_h5(path)
         self._file = h5py.File(open_h5(path))
         self._values = HeapValues(self._file.id)
@@ -823,7 +842,7 @@ class Hdf5File(TableFile):
             raise CorruptDataError(f"{self.path}: {name!r} {why}", hint="copy or fetch the file again, whole")
         try:
             dtype = dataset.dtype
-        except TypeError as error:  # h5py has none for some types of HDF5, and for damaged ones
+        except TypeError as error:  # some types of HDF5, and damaged ones, have no equivalent in h5py
             return TableColumn(
                 name, "unknown", (), len(dataset) if dataset.shape else 0, f"its type cannot be read: {error}"
             )
@@ -847,7 +866,7 @@ class Hdf5File(TableFile):
 
     def read_key(self, column: TableColumn, start: int, stop: int) -> Array:
         rows = super().read_key(column, start, stop)
-        if column.is_text:  # bytes that are not UTF-8 are shown as such
+        if column.is_text:  # show bytes that are not UTF-8 as escapes
             texts = (one.encode(errors="surrogateescape").decode(errors="backslashreplace") for one in rows.flat)
             rows = np.array([*texts], object).reshape(rows.shape)
         return rows
@@ -862,9 +881,9 @@ _MOST_FILES = 1000
 
 
 class NpzTable(TableFile):
-    """A npz file, of which each array is a column. Rows that are read forward are unpacked once.
+    """An npz file, whose arrays are the columns. Ascending reads unpack each row once.
 
-    `trusted` allows arrays of Python objects to be read, which are pickles.
+    With `trusted`, arrays of Python objects, which are pickles, are read, too.
     """
 
     kind = "npz file"
@@ -896,9 +915,9 @@ class NpzTable(TableFile):
 
 
 class NpyFolder(TableFile):
-    """A folder of `.npy` files, each a column; those in folders inside it are in groups.
+    """A folder of `.npy` files, which are the columns; folders inside it are groups.
 
-    `trusted` allows arrays of Python objects to be read, which are pickles.
+    With `trusted`, arrays of Python objects, which are pickles, are read, too.
     """
 
     kind = "folder of npy files"
@@ -934,7 +953,7 @@ def _npy_column(name: str, array: NpyFile, trusted: bool) -> TableColumn:
 
 
 def _why_not(unpickle: Callable[[], None], what: str) -> str:
-    """Read a pickle; return why it has no rows of one type, empty where it has."""
+    """Read a pickle; return why its elements do not fit into one array, or an empty string."""
     try:
         unpickle()
     except FormatError as error:
@@ -944,7 +963,7 @@ def _why_not(unpickle: Callable[[], None], what: str) -> str:
 
 def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, pickled: bool, why: str) -> TableColumn:
     if pickled and shape:
-        untrusted = "its elements are Python objects, a pickle, which --trust-pickle reads"
+        untrusted = "its elements are Python objects in a pickle, which only --trust-pickle reads"
         return TableColumn(name, str(dtype), shape[1:], shape[0], why or untrusted, pickled=not why)
     if dtype.kind in "USO" and shape:
         return TableColumn(name, TEXT, shape[1:], shape[0])
@@ -952,9 +971,9 @@ def _column(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, pickled:
 
 
 def npy_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the `.npy` files below a folder, by their path in it without the suffix; links to folders are passed over.
+    """Yield the `.npy` files below a folder, each with its relative path without suffix; links to folders are skipped.
 
-    FormatError for folders that are nested too deep, and for more files than can be columns.
+    Raises FormatError for folders that are nested too deeply, and for too many files.
     """
     pending = [("", folder, 0)]
     found = []
@@ -977,7 +996,7 @@ _KNOWN = "HDF5, npz, CSV, Parquet and folders of npy, CSV or Parquet files can b
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return the kind of table at a path; None for anything else. Text with commas counts as CSV."""
+    """Return the kind of table at a path, None if there is none. Text with commas counts as CSV."""
     if path.is_dir():
         from .text import table_files
 
@@ -1012,13 +1031,19 @@ def _is_csv(path: Path) -> bool:
 
 
 def open_table(path: Path, *, trusted: bool = False, files: str | None = None) -> TableFile:
-    """Open the table at a path; `trusted` allows pickles in its arrays to be read.
+    """Open the table at a path.
 
-    `files` is a pattern of the CSV or Parquet files of a folder that are the table. FormatError for what is none, and
-    CorruptDataError for a damaged one.
+    Args:
+        path: a file or a folder.
+        trusted: whether pickles in arrays may be read.
+        files: a pattern that chooses the CSV or Parquet files of a folder.
+
+    Raises:
+        FormatError: there is no table.
+        CorruptDataError: the table is damaged.
     """
     if files is not None and not path.is_dir():
-        raise UsageError(f"--files chooses files of a folder, and {path} is none", hint="leave out --files")
+        raise UsageError(f"--files chooses files of a folder, and {path} is not a folder", hint="leave out --files")
     kind = kind_of(path) if files is None else "files"
     if kind == "files":
         from .text import TableFiles

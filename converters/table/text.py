@@ -1,4 +1,4 @@
-"""CSV files as tables, and folders of CSV or Parquet files with the same columns, one after the other, as one table."""
+"""CSV files as tables, and folders of CSV or Parquet files with equal columns as one table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WHOLE = re.compile(r"[ \t]*([+-]?)[0-9]{1,400}[ \t]*")
 _ZEROS = re.compile(r"[ \t]*[+-]?0[0-9]+[ \t]*")
 _MAYBE_ZEROS = re.compile(rb"(?:\A|[,;\t\n\"])[ \t]*[+-]?0[0-9]")
 _EXACT = 1 << 53
-"""Whole numbers up to this one are exact as float64."""
+"""Whole numbers up to this one are exact in float64."""
 _WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)")
 _LINE_END, _QUOTE = b'\n"'
 _BOM = b"\xef\xbb\xbf"
@@ -45,7 +45,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows `[row, row + rows)` are the bytes `[offset, offset + size)`, the first of which is in line `line`."""
+    """A part of the file: rows `[row, row + rows)` in the bytes `[offset, offset + size)`, from line `line` on."""
 
     offset: int
     size: int
@@ -56,10 +56,13 @@ class _Block:
 
 @dataclass(slots=True)
 class _FoundKinds:
-    """What a column has: kinds of values by the first row with one.
+    """The kinds of values in a column.
 
-    `inexact` is the first row with a whole number that has no equal float64, `zeros` the first with a whole number that
-    has zeros in front; None where there is none.
+    Attributes:
+        kinds: the first row of each kind of value.
+        negative: whether there are negative whole numbers.
+        inexact: the first row with a whole number that float64 cannot hold, None if there is none.
+        zeros: the first row with a whole number with leading zeros, None if there is none.
     """
 
     kinds: dict[str, int] = field(default_factory=dict)
@@ -71,15 +74,15 @@ class _FoundKinds:
         self.kinds.setdefault(kind, row)
 
     def add_whole(self, values: Array, row: int) -> None:
-        """Take whole numbers into account, int64 or uint64, of which the first is in row `row`."""
+        """Add whole numbers, int64 or uint64, from row `row` on."""
         self.negative = self.negative or bool((values < 0).any())
         if self.inexact is None and (odd := inexact_as_float(values)).any():
             self.inexact = row + int(odd.argmax())
 
     def add_cells(self, cells: Sequence[str | None], row: int) -> bool:
-        """Take the text of cells into account that Arrow reads as floats; return whether uint64 holds all of them.
+        """Add the text of cells that Arrow reads as floats; return whether all of them fit into uint64.
 
-        Arrow makes floats of whole numbers beyond int64, and of whole numbers next to a fraction.
+        Arrow reads whole numbers as floats if one exceeds int64, or if another cell is a fraction.
         """
         whole = [None if cell is None else _WHOLE.fullmatch(cell) for cell in cells]
         if self.inexact is None:
@@ -90,9 +93,9 @@ class _FoundKinds:
 
     @property
     def dtype(self) -> str:
-        """The element type that holds all values; `text` where there is none.
+        """The element type that can hold all values, `text` if there is none.
 
-        float64 for fractions and whole numbers together, and for whole numbers that 64 bits do not hold.
+        It is float64 for fractions beside whole numbers, and for whole numbers that do not fit into 64 bits.
         """
         kinds = self.kinds.keys() - {"empty", "nan"}
         if kinds == {"int64", "uint64"} and not self.negative:
@@ -105,8 +108,8 @@ class _FoundKinds:
 class CsvFile(TableFile):
     """A CSV file in UTF-8 whose first line names the columns, separated by commas, tabs or semicolons.
 
-    A column is bool (`true`, `false`), int64, uint64, float64, or else text. Cells that are empty or NaN make a column
-    one that cannot be mapped.
+    A column is bool (`true`, `false`), int64, uint64, float64 or else text. A column with empty or NaN cells cannot be
+    mapped.
     """
 
     kind = "CSV file"
@@ -168,19 +171,19 @@ class CsvFile(TableFile):
         self.columns = {**self.columns, name: self._column(name)}
 
     def first_inexact(self, name: str) -> int | None:
-        """The first row of a column with a whole number that has no equal float64; None where there is none."""
+        """Return the first row of a column with a whole number that float64 cannot hold, None if there is none."""
         return self._odd[name].inexact
 
     def first_zeros(self, name: str) -> int | None:
-        """The first row of a column with a whole number that has zeros in front; None where there is none."""
+        """Return the first row of a column with a whole number with leading zeros, None if there is none."""
         return self._odd[name].zeros
 
     def has_negative(self, name: str) -> bool:
-        """Whether a column of whole numbers has one below 0."""
+        """Return whether a column has negative whole numbers."""
         return self._odd[name].negative
 
     def _raw_blocks(self, begin: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the bytes of whole rows with their offset."""
+        """Yield blocks of whole rows with their offsets."""
         self._opened.seek(begin)
         held, offset = b"", begin
         while True:
@@ -236,13 +239,13 @@ class CsvFile(TableFile):
         return self._read({column.name: column.dtype}, start, stop)[column.name]
 
     def _require_one_form(self, name: str, start: int, stop: int) -> None:
-        """Raise FormatError for a row whose key is the number of the row before it in another form, `07` after `7`."""
+        """Raise FormatError if the key of a row is the number of the row before in another form, as `07` after `7`."""
         cells = [cell.strip() for cell in self._read({name: TEXT}, start, stop)[name].tolist()]
         for row, (before, cell) in enumerate(pairwise(cells), start + 1):
             if before != cell and int(before) == int(cell):
                 found = f"column {name!r} has {cell!r} in {self.place(row)} after {before!r}"
                 raise FormatError(
-                    f"{self.path}: {found}: one episode, or two",
+                    f"{self.path}: {found}, which may be one episode or two",
                     hint="write the key of an episode in one form, or different numbers for two episodes",
                 )
 
@@ -264,7 +267,7 @@ class CsvFile(TableFile):
         return range(first, int(np.searchsorted(rows, stop, side="left")))
 
     def _rows_of(self, kinds: Mapping[str, str], number: int) -> dict[str, Array]:
-        """Parse the cells of some columns in a block as these kinds; the last one parsed is kept."""
+        """Parse the cells of some columns in a block as these kinds; the last result is kept."""
         if self._parsed is not None and self._parsed[:2] == (kinds, number):
             return self._parsed[2]
         block = self._blocks[number]
@@ -312,11 +315,11 @@ class CsvFile(TableFile):
         row = self._odd[column.name].kinds.get("empty")
         if row is not None:
             raise FormatError(
-                f"{self.path}: column {column.name!r} is empty in {self.place(row)}, and that row belongs to no episode"
+                f"{self.path}: column {column.name!r} is empty in {self.place(row)}: the row belongs to no episode"
             )
 
     def _first_text(self, name: str) -> tuple[int, str]:
-        """The first cell that is not a number; for truth values among numbers, the first that is of another kind."""
+        """Return row and text of the first cell that is not a number, or differs in kind from the bools before it."""
         kinds = self._odd[name].kinds
         row = kinds.get(TEXT, max(kinds.values(), default=0))
         cells = self._cells(name, row)
@@ -324,18 +327,18 @@ class CsvFile(TableFile):
         return row + at, cells[at]
 
     def _cells(self, name: str, row: int) -> list[str]:
-        """The cells of a column from a row on to the end of its block, as they are written; "" for an empty one."""
+        """Return the cells of a column from a row to the end of its block as text; "" for an empty one."""
         block = self._blocks[self._overlapping(row, row + 1)[0]]
         cells = self._cells_of(self._bytes_of(block), name, block.line)
         return [cell or "" for cell in cells[row - block.row :]]
 
     def _cells_of(self, content: bytes, name: str, line: int) -> list[str | None]:
-        """The cells of a column in the bytes of a block, as they are written; None for an empty one."""
+        """Return the cells of a column in the bytes of a block as text; None for an empty one."""
         cells: list[str | None] = self._parse(content, [name], {name: pa.string()}, line).column(name).to_pylist()
         return cells
 
     def place(self, row: int) -> str:
-        """The line of a row: those inside quotes are lines of the file too."""
+        """Return the line of a row, as editors count lines: line ends inside quotes count, too."""
         for block in self._blocks:
             if block.row <= row < block.row + block.rows:
                 content = self._bytes_of(block)
@@ -354,9 +357,9 @@ class CsvFile(TableFile):
 
 
 def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
-    """Read the line that names the columns: the delimiter, the names, and the offset of what follows.
+    """Read the line that names the columns; return the delimiter, the names, and the offset after the line.
 
-    FormatError for what is not text, for a first line of numbers, and for names that are empty or there twice.
+    Raises FormatError if it is not text or has only numbers, and for names that are empty or occur twice.
     """
     file.seek(0)
     raw = file.readline(1 << 20)
@@ -387,7 +390,7 @@ def read_header(file: Any, path: Path) -> tuple[str, tuple[str, ...], int]:
 
 
 def _look_at(values: Any, cells: Callable[[], Sequence[str | None]], row: int, found: _FoundKinds) -> None:
-    """Add what kinds of values a block of a column has; `row` is the first row of the block, `cells` gives its text."""
+    """Add the kinds of values in a block of a column; `row` is its first row, `cells` returns the cells as text."""
     kind = values.type
     nulls = np.asarray(values.is_null()) if values.null_count else None
     if nulls is not None:
@@ -414,7 +417,7 @@ def _look_at(values: Any, cells: Callable[[], Sequence[str | None]], row: int, f
 
 
 def _row_ends(content: bytes) -> Array:
-    """The offsets after the line ends that end a row: those inside quotes do not."""
+    """Return the offsets after the line ends that end a row, which are those outside quotes."""
     codes = np.frombuffer(content, np.uint8)
     ends = np.flatnonzero(codes == _LINE_END)
     if b'"' in content:
@@ -424,7 +427,7 @@ def _row_ends(content: bytes) -> Array:
 
 
 def _last_row_end(content: bytes) -> int:
-    """The offset after the last line end outside quotes; 0 where there is none."""
+    """Return the offset after the last line end outside quotes, 0 if there is none."""
     if b'"' not in content:
         return content.rfind(b"\n") + 1
     return int(next(reversed(_row_ends(content)), 0))
@@ -442,12 +445,17 @@ _MOST_NOTES = 3
 
 
 class TableFiles(TableFile):
-    """CSV files, or Parquet files, below a folder, in the order of their names as people count.
+    """CSV files or Parquet files below a folder as one table, in natural order of their names.
 
-    `pattern` chooses them, like `*.csv` or `**/*.parquet`; without it they are all of them. A column has one type in
-    the whole table: that which holds the values of all files. One file is open at a time.
+    A column has one type in the whole table, which can hold the values of all files. One file is open at a time.
 
-    UsageError for a pattern that matches none; FormatError for files of both kinds and for other ones.
+    Args:
+        folder: the folder.
+        pattern: chooses files, like `*.csv` or `**/*.parquet`; all files by default.
+
+    Raises:
+        UsageError: the pattern matches no file.
+        FormatError: there are files of both kinds, or a file is not a table.
     """
 
     kind = "folder of CSV or Parquet files"
@@ -494,7 +502,7 @@ class TableFiles(TableFile):
             yield f"{len(found) - _MOST_NOTES:,} more files have such a note"
 
     def _column(self, name: str) -> TableColumn:
-        """What a column is in all files: the type that holds all values, and why it cannot be mapped."""
+        """Describe a column of all files, with the type that can hold all values, and why it cannot be mapped."""
         there = [part.columns.get(name) for part in self._parts]
         known = [one for one in there if one is not None]
         first, dtypes = known[0], dict.fromkeys(one.dtype for one in known)
@@ -542,7 +550,7 @@ class TableFiles(TableFile):
         return part
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[CsvFile | ParquetFile, int, int]]:
-        """Yield the files with rows in `[start, stop)`, and which of their rows these are."""
+        """Yield the files with rows in `[start, stop)`, each with the range of its own rows."""
         number = max(0, bisect.bisect_right(self.starts, start) - 1)
         while start < stop:
             begin = self.starts[number]
@@ -580,7 +588,7 @@ class TableFiles(TableFile):
             found = part.columns[column.name]
             if len(dtypes) == 1:
                 self._part(number).require_text(found)
-            elif found.is_text:  # next to a file in which the column has numbers
+            elif found.is_text:  # in another file the column has numbers: report the first text
                 self._part(number).require_numbers(found)
 
     def require_key(self, column: TableColumn) -> None:
@@ -594,7 +602,7 @@ class TableFiles(TableFile):
         return self._paths
 
     def place(self, row: int) -> str:
-        """The file of a row, and where it is there."""
+        """Return the file of a row, and the place in it."""
         number = max(0, bisect.bisect_right(self.starts, row) - 1)
         return self._place(number, row - self.starts[number])
 
@@ -607,7 +615,7 @@ class TableFiles(TableFile):
 
 
 def table_files(folder: Path, pattern: str | None = None) -> Iterator[Path]:
-    """Yield the files below a folder that may be one table; UsageError for a pattern that matches none."""
+    """Yield the files below a folder that make a table, in natural order; UsageError if a pattern matches none."""
     if pattern is None:
         found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
         found = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]

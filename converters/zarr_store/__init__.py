@@ -1,4 +1,4 @@
-"""Zarr stores of Diffusion Policy, UMI and DP3: all episodes in one set of arrays, cut by their ends."""
+"""Zarr stores of Diffusion Policy, UMI and DP3: one array per key for all episodes, and an array of episode ends."""
 
 from __future__ import annotations
 

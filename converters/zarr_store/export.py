@@ -1,11 +1,11 @@
 """Exports to the Zarr stores of Diffusion Policy: format 2, in a folder, or in a zip file where the name ends in .zip.
 
     data/NAME            all rows of a leaf, chunked in time: action, observation.NAME and info.NAME as NAME, the reward
-                         as reward; the attribute rbtool has the key of each
-    meta/episode_ends    int64, the row behind the last one of each episode
-    meta/NAME            the texts of episodes; of a dataset that was converted from Zarr with the types that they had
+                         as reward; the attribute rbtool holds the key
+    meta/episode_ends    int64, the exclusive end row of each episode
+    meta/NAME            one text per episode; if the dataset was converted from Zarr, values in their original type
 
-The `ReplayBuffer` of Diffusion Policy opens them.
+The `ReplayBuffer` of Diffusion Policy opens these stores.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from .store import (
 _FORMAT = "zarr"
 _CHUNK_BYTES = 2 << 20
 _BLOSC = {"id": "blosc", "cname": "zstd", "clevel": 5, "shuffle": 2, "blocksize": 0}
-"""What Diffusion Policy calls `disk`: Zstandard after a shuffle of bits."""
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # equal data, equal bytes
+"""The compressor that Diffusion Policy calls `disk`: Zstandard after a bit shuffle."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date, so that equal data gives equal zip files
 
 
 class _Target(Protocol):
@@ -75,7 +75,7 @@ class _Folder:
         fs.make_folder(path)
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, and the folders above it."""
+        """Write a file, and create the folders above it."""
         path = self._path / name
         if path.parent not in self._folders:
             fs.make_folder(path.parent)
@@ -83,14 +83,14 @@ class _Folder:
         fs.write_file(path, data)
 
     def finish(self) -> None:
-        """Have the entries of all folders written."""
+        """Sync all folders, so that the names of the files are on the disk, too."""
         for folder in sorted(self._folders):
             if folder.is_relative_to(self._path):
                 fs.sync_folder(folder)
 
 
 class _Zip:
-    """A store in a zip file, whose members are stored as they are."""
+    """A store in a zip file. Members are not deflated: the chunks are compressed already."""
 
     def __init__(self, file: LatchedFile, archive: zipfile.ZipFile) -> None:
         self._file, self._archive = file, archive
@@ -102,11 +102,11 @@ class _Zip:
 
 
 class ZarrExporter(RowSink):
-    """Writes a store; memory is bounded by a chunk."""
+    """Writes a dataset as a Zarr store, with about one chunk in memory."""
 
     @classmethod
     def made(cls, path: Path) -> bool:
-        """Return whether the attributes of a store have our mark."""
+        """Return whether `path` is a store that rbtool wrote, by the mark in its attributes."""
         try:
             if not is_store(path):
                 return False
@@ -116,7 +116,7 @@ class ZarrExporter(RowSink):
             return no_match(error)
 
     def prepare(self) -> None:
-        """Give every leaf a name."""
+        """Choose the name of the array for each leaf, and note what the store cannot hold."""
         self.refuse({"bfloat16"}, "Zarr")
         chosen = self.chosen
         fields, manifest = chosen.fields, chosen.reader.manifest
@@ -160,7 +160,7 @@ class ZarrExporter(RowSink):
             self.notes.append(f"{counted(count, 'episode')} with other observations after steps than before the next")
 
     def _episode_texts(self) -> dict[str, Array]:
-        """Return an array for each text, `[episodes]`."""
+        """Return an array `[episodes]` for each name of a text."""
         texts = self.chosen.text or []
         types = parse_json(self.chosen.reader.documents().get(META_TYPES, b"{}"), META_TYPES)
         found: dict[str, Array] = {}
@@ -171,7 +171,7 @@ class ZarrExporter(RowSink):
         return found
 
     def write_rows(self, target: Path, progress: Callable[[int], None]) -> None:
-        """Write leaf after leaf."""
+        """Write the store, one array after the other."""
         if not self.name.endswith(".zip"):
             folder = _Folder(target)
             self._fill(folder, progress)
@@ -211,7 +211,7 @@ def _rows_of_chunk(row_bytes: int) -> int:
 
 
 def _even(parts: Iterator[Array], count: int) -> Iterator[Array]:
-    """Yield the same rows in arrays of `count` rows; the last may have fewer."""
+    """Regroup rows into arrays of `count` rows; the last one may be shorter."""
     held: list[Array] = []
     size = 0
     for part in parts:
@@ -229,7 +229,7 @@ def _write_array(
     target: _Target, name: str, dtype: np.dtype[Any], shape: Sequence[int], rows: Iterator[Array],
     progress: Callable[[int], None],
 ) -> None:  # fmt: skip
-    """Write an array: its metadata, and its chunks, all of which have the full size."""
+    """Write the metadata of an array and its chunks; the last chunk is padded with zeros, as format 2 requires."""
     codec = made_codec(_BLOSC)
     count = min(_rows_of_chunk(dtype.itemsize * int(np.prod(shape[1:]))), max(1, shape[0]))
     chunks = [count, *(max(1, size) for size in shape[1:])]
@@ -249,13 +249,13 @@ def _write_array(
 
 
 def _name(key: Key) -> str:
-    """Return the name of an array: networks name parts by it, and no dot may be in those names."""
+    """Return the name of the array for a key, without dots: torch modules are named after arrays, and forbid dots."""
     parts = key[1:] if key[0] in ("observation", "info") and len(key) > 1 else key
     return "_".join(file_stem(part).replace(".", "_") for part in parts)
 
 
 def _values(texts: Sequence[str], stated: Any) -> Array:
-    """Return texts as an array: of the type that they had, where all are values of it, else of strings."""
+    """Return texts as an array: of their original type `stated` if all of them are values of it, else of strings."""
     if isinstance(stated, str):
         try:
             return np.array([parse_json(text, "a text") for text in texts], np.dtype(stated))

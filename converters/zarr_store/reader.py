@@ -1,6 +1,6 @@
-"""Reads Zarr stores of Diffusion Policy, UMI and DP3: `data/NAME` has all rows, `meta/episode_ends` cuts them.
+"""Reads Zarr stores of Diffusion Policy, UMI and DP3: rows in `data/NAME`, ends of episodes in `meta/episode_ends`.
 
-zarr itself is not imported: see `store`.
+The module `store` decodes chunks without the zarr library.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _ROLES: tuple[Role, ...] = ("observation", "action", "info", "state")
 _MOST_EPISODES = 1 << 26
 _REWARDS = frozenset({"reward", "rewards"})
 _STEPS = re.compile(r"timestamp|stage|robot\d+_demo_(start|end)_pose")
-"""Arrays of the families that are known with each row, and are not observations."""
+"""Names of arrays that become infos of a step, not observations."""
 _POSES = re.compile(r"robot(\d+)_(eef_pos|eef_rot_axis_angle|gripper_width)")
 _POSE_PARTS = ("eef_pos", "eef_rot_axis_angle", "gripper_width")
 _TASKS = frozenset({"task", "instruction", "language", TASK})
-"""Names of texts that say what an episode is to do."""
+"""Names of texts that hold the instruction of an episode."""
 _TIME: Key = ("timestamp",)
 _TAKEN = frozenset({NEXT, *EPISODE, *(flag[0] for flag in FLAGS)})
 _NEXT_ROW = "next:"
@@ -60,7 +60,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class _Action:
-    """An action that is made of other arrays: of the same row, or of the row after it."""
+    """An action joined from other arrays, of the same row or, with `is_next`, of the following row."""
 
     names: tuple[str, ...]
     is_next: bool
@@ -68,7 +68,10 @@ class _Action:
 
 @dataclass(frozen=True, slots=True)
 class _Take:
-    """The video of a camera in an episode: its file, the frame of each row and, if it is kept, its id and its index."""
+    """The video of one camera in one episode, and the frame that belongs to each row.
+
+    A kept video also has its id, `number`, and the bytes of its frame index.
+    """
 
     path: Path
     frames: Array
@@ -79,7 +82,11 @@ class _Take:
 
 @dataclass(slots=True)
 class _Takes:
-    """The takes of each camera by episode, what is wrong with an episode, and how many rows are behind their frames."""
+    """All videos of a store.
+
+    `cameras` maps camera and episode to a take, `damaged` an episode to the error of its videos. `held` counts the rows
+    after the last frame of a video, which repeat that frame.
+    """
 
     cameras: dict[str, dict[int, _Take]] = field(default_factory=dict)
     damaged: dict[int, RbtoolError] = field(default_factory=dict)
@@ -88,7 +95,10 @@ class _Takes:
 
 @dataclass(slots=True)
 class _Found:
-    """What is read of a store, and sentences on it."""
+    """What opening a store found: columns, left-out and renamed arrays, notes, and the texts of episodes.
+
+    `types` maps the arrays of `meta` that became texts to their element types.
+    """
 
     columns: list[EpisodeColumn] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
@@ -99,32 +109,35 @@ class _Found:
 
 
 class ZarrReader(ColumnReader):
-    """A store in a folder or a zip file, in format 2 or 3, or a folder with exactly one.
+    """Reads a Zarr store of format 2 or 3, in a folder or a zip file, or the only store in a folder.
 
-    Row t has what was observed before the action of row t. `data/action` is the action; `timestamp` keeps its name;
-    `stage` and UMI's start and end poses are infos; any other array of numbers is `observation.NAME`. Text that is one
-    in each episode is its text. Episodes end truncated.
+    Row t holds the observation before the action of row t. `data/action` is the action; `timestamp` keeps its name;
+    `stage` and UMI's start and end poses are infos; any other array of numbers is `observation.NAME`. An array of
+    strings that is constant within each episode becomes a text of the episodes. Episodes end truncated.
 
-    Videos of a real robot are kept where the folder around the store is read: rows refer to the frames shown at their
-    `timestamp`, the first that is not before it.
+    Recordings of a real robot keep videos in a folder beside the store. They are read if `path` is the folder around
+    both: each row refers to the first frame that is not before its `timestamp`.
 
-    Options: `images` is what becomes of such videos, `keep`, `decode` or `skip`. `map` may be `action=NAME,…`, which
-    joins arrays of a row, or `action=next:NAME,…`, which joins them of the row after it: the last row of an episode is
-    then the observation after its last step. `id` is the published dataset that the store is.
+    Options:
+        images: `keep` the videos as files, `decode` them to pixels, or `skip` them.
+        map: `action=NAME,…` joins arrays of the same row to an action. `action=next:NAME,…` joins them of the following
+            row; the last row of an episode is then only the observation after its last step.
+        id: the id of the published dataset that the store is a copy of.
 
-    Raises FormatError for ends that are none, arrays that are shorter than they state, and codecs that are not known;
-    CorruptDataError for damaged chunks.
+    Raises:
+        FormatError: `episode_ends` does not ascend, an array is shorter than the last end, or a codec is unknown.
+        CorruptDataError: a chunk is damaged.
     """
 
     option_names = frozenset({"map", "images", "id"})
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        """Return whether it is a store with `meta/episode_ends`, or a folder with exactly one."""
+        """Return whether `path` is a store with `meta/episode_ends`, or a folder with exactly one such store."""
         return _store_at(path) is not None
 
     def on_open(self) -> None:
-        """Read the metadata, the ends of the episodes, and text."""
+        """Read the metadata, the ends of the episodes, and all texts."""
         store = _store_at(self.path)
         if store is None:
             raise FormatError(f"{self.path} is neither a Zarr store with {ENDS} nor a folder with exactly one")
@@ -197,7 +210,7 @@ class ZarrReader(ColumnReader):
         self._take_numbers(numbers)
 
     def _note_rows(self, kept: Mapping[str, ZarrArray], rows: int) -> None:
-        """Name rows that belong to no episode, and chunks that are not there."""
+        """Note the rows after the last episode, and the chunks without a file."""
         behind: dict[int, list[str]] = {}
         for name, one in kept.items():
             behind.setdefault(one.rows - rows, []).append(name)
@@ -253,7 +266,7 @@ class ZarrReader(ColumnReader):
         return (parts, "state") if parts[0] == "observation" else (("observation", *parts), "state")
 
     def _rows_of(self, one: ZarrArray, shape: tuple[int, ...], ahead: int = 0) -> ReadRows:
-        """Return what reads rows of an array in an episode, `ahead` rows later."""
+        """Return a function that reads rows of an array by episode; `ahead` 1 reads the following rows instead."""
 
         def read(number: int, start: int, stop: int) -> Array:
             begin = int(self._starts[number]) + ahead
@@ -262,7 +275,7 @@ class ZarrReader(ColumnReader):
         return read
 
     def _take_text(self, name: str, one: ZarrArray, ends: Array) -> None:
-        """Take text that is one in each episode."""
+        """Take an array of strings as a text of each episode, if it is constant within every episode."""
         if one.shape[1:] not in ((), (1,)):
             self._found.dropped.append(Dropped(DATA + name, "it is text of several values a row"))
             return
@@ -280,7 +293,7 @@ class ZarrReader(ColumnReader):
                 self._found.texts[episode][_text_name(name)] = found
 
     def _take_meta(self, name: str, one: ZarrArray, episodes: int) -> None:
-        """Take an array of values of episodes as their texts."""
+        """Take an array with one value per episode as a text of each episode."""
         if one.form.kind == "odd" or one.shape not in ((episodes,), (episodes, 1)):
             self._found.dropped.append(Dropped(name, one.form.why or "it is not one value an episode"))
             return
@@ -293,15 +306,15 @@ class ZarrReader(ColumnReader):
             texts.setdefault(_text_name(name.removeprefix(META)), str(value))
 
     def survey_state(self) -> _Takes | None:
-        """Return what was found in the videos."""
+        """Return what the survey of the videos found, for readers in other processes."""
         return self._takes
 
     def take_survey(self, state: _Takes) -> None:
-        """Take over what was found in the videos."""
+        """Take over the survey of another process."""
         self._take_videos(state)
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        """State what was found when it was opened."""
+        """Find the frames of all rows in the videos, and return the facts of the store."""
         progress(len(self.episodes))
         if not any(one.length for one in self.episodes):
             raise FormatError(
@@ -345,7 +358,7 @@ class ZarrReader(ColumnReader):
             yield f"{counted(count, 'video')} in {folder} beside the store left out: {how}"
 
     def _look_at_videos(self) -> _Takes:
-        """Find the frames of all rows in the videos beside the store, where the folder around it is read."""
+        """Find the frames of all rows in the videos beside the store, if `path` is the folder around both."""
         takes = _Takes()
         if self.path == self._store.path or self._images == "skip" or not self._folder_of_videos.is_dir():
             return takes
@@ -388,7 +401,7 @@ class ZarrReader(ColumnReader):
             self.columns.append(EpisodeColumn(kept, "state", self._frames_of(name, known)))
 
     def _frames_of(self, name: str, known: Mapping[int, _Take]) -> ReadRows:
-        """Return what refers to the frames of a camera, or decodes them."""
+        """Return a function that reads the frames of a camera: references to a kept video, or pixels."""
 
         def read(number: int, start: int, stop: int) -> Array:
             take = known[number]
@@ -405,11 +418,11 @@ class ZarrReader(ColumnReader):
         return read
 
     def require_sound(self, numbers: Sequence[int], *, everything: bool) -> None:
-        """Raise what is wrong with the videos of the first of these episodes that have damaged ones."""
+        """Raise the error of the first of these episodes whose videos are damaged."""
         refuse_damaged(numbers, {} if self._takes is None else self._takes.damaged)
 
     def videos_of(self, numbers: Sequence[int]) -> dict[str, Path | bytes]:
-        """The videos of these episodes that are kept, and their indexes."""
+        """The kept videos of these episodes, and their frame indexes."""
         found: dict[str, Path | bytes] = {}
         chosen = set(numbers)
         for number, take in self._all_takes():
@@ -434,14 +447,15 @@ class ZarrReader(ColumnReader):
 
 
 _EARLY = 1e-4
-"""How much before the time of a row its frame may be, in seconds: both are sums of floats."""
+"""Tolerance in seconds: a frame this much before the time of a row still counts, as both times are sums of floats."""
 
 
 def _take_of(path: Path, times: Array, *, keep: bool) -> tuple[_Take, int]:
-    """Find the frames of rows at these times in a video, and count the rows behind the last frame.
+    """Find the frame of each row, given the times of the rows, and count the rows after the last frame.
 
-    As in Diffusion Policy the frame of a row is the first that is not before it. A recording may end between the last
-    frame and the last row: that has the last frame, if it is less than a step away. Raises FormatError where it is not.
+    As in Diffusion Policy, the frame of a row is the first one that is not before it. A recording may end between the
+    last frame and the last rows: these rows get the last frame if it is less than one step before them; otherwise
+    FormatError.
     """
     if not path.is_file():
         raise CorruptDataError(f"{path} is missing: the other episodes have a video of that camera")
@@ -463,7 +477,7 @@ def _take_of(path: Path, times: Array, *, keep: bool) -> tuple[_Take, int]:
 
 
 def _store_at(path: Path) -> Path | None:
-    """Return the store itself, or the only one in a folder."""
+    """Return `path` if it is a store, or the only store in that folder; None for anything else."""
     if is_store(path):
         return path
     if not path.is_dir():
@@ -474,7 +488,7 @@ def _store_at(path: Path) -> Path | None:
 
 
 def _ends_of(array: ZarrArray, path: Path) -> Array:
-    """Return the ends of the episodes, int64 `[episodes]`; FormatError for what cannot be that."""
+    """Return the exclusive end row of each episode, int64 `[episodes]`; FormatError for anything but ascending ends."""
     if len(array.shape) != 1 or array.form.dtype.kind not in "iu" or array.form.kind != "number":
         raise FormatError(f"{path}: {ENDS} is {array.form.dtype} {list(array.shape)}, expected integers [episodes]")
     if array.rows > _MOST_EPISODES:
@@ -490,14 +504,14 @@ def _ends_of(array: ZarrArray, path: Path) -> Array:
         at = int(down[0])
         before = int(ends[at - 1]) if at else 0
         raise FormatError(
-            f"{path}: {ENDS} goes from {before:,} down to {int(ends[at]):,} at episode {at}, expected the row behind "
-            "the last one of each episode"
+            f"{path}: {ENDS} goes from {before:,} down to {int(ends[at]):,} at episode {at}, expected ascending end "
+            "rows, one for each episode"
         )
     return ends
 
 
 def _role(key: Key, one: ZarrArray) -> Role:
-    """Return the role of a key: the one that rbtool wrote with the array, where its name does not fix it."""
+    """Return the role of a key: fixed for action and reward, else the stored one, else the usual one of its name."""
     usual: Role = "info" if key == _TIME else role_of(key)
     stated = one.attributes.get(OURS)
     if key in (ACTION, REWARD) or not isinstance(stated, dict):
@@ -506,9 +520,9 @@ def _role(key: Key, one: ZarrArray) -> Role:
 
 
 def _why_not(one: ZarrArray) -> str:
-    """Return why an array has no rows that can be kept; empty where it has."""
+    """Return why the rows of an array cannot be kept, or an empty string."""
     if one.form.why or not one.shape:
-        return one.form.why or "it is a single value, not one a row"
+        return one.form.why or "it is a single value, not one per row"
     return "its rows are empty" if 0 in one.shape[1:] else ""
 
 
@@ -517,7 +531,7 @@ def _is_reward(one: ZarrArray) -> bool:
 
 
 def _as_written(one: ZarrArray) -> tuple[Key, Timing] | None:
-    """Return the key and the timing that rbtool wrote with an array."""
+    """Return the key and the timing that rbtool wrote with an array; None if it wrote none or they are invalid."""
     stated = one.attributes.get(OURS)
     if not isinstance(stated, dict):
         return None
@@ -531,7 +545,7 @@ def _as_written(one: ZarrArray) -> tuple[Key, Timing] | None:
 
 
 def _asked_action(stated: Any) -> _Action | None:
-    """Return what the option `map` asks for."""
+    """Parse the option `map`; UsageError for anything but a definition of the action."""
     if not stated:
         return None
     given = dict(stated) if isinstance(stated, Mapping) else {}
@@ -541,7 +555,7 @@ def _asked_action(stated: Any) -> _Action | None:
             given[key] = value
     if set(given) != {"action"} or not given["action"]:
         raise UsageError(
-            f"--map is {str(stated)[:80]!r}; of a Zarr store it says of what the action is made",
+            f"--map is {str(stated)[:80]!r}; for a Zarr store it names the arrays that make the action",
             hint="write --map action=next:robot0_eef_pos,robot0_eef_rot_axis_angle,robot0_gripper_width",
         )
     value = given["action"]
@@ -553,7 +567,7 @@ def _asked_action(stated: Any) -> _Action | None:
 def _joined_action(
     asked: _Action, arrays: Mapping[str, ZarrArray], rows_of: Callable[[ZarrArray, tuple[int, ...], int], ReadRows]
 ) -> EpisodeColumn:
-    """Return the action that is made of arrays, joined as vectors."""
+    """Return the column of an action whose vectors are the joined rows of several arrays."""
     parts, sizes = [], []
     for name in asked.names:
         if name not in arrays:
@@ -574,7 +588,7 @@ def _joined_action(
 
 
 def _no_action(arrays: Mapping[str, ZarrArray]) -> str:
-    """Return the sentence on a store without actions, with UMI's, which are made of poses."""
+    """Return the note on a store without actions; for a store of UMI it shows how to make them of poses."""
     robots = sorted({int(found[1]) for name in arrays if (found := _POSES.fullmatch(name))})
     names = [f"robot{robot}_{part}" for robot in robots for part in _POSE_PARTS if f"robot{robot}_{part}" in arrays]
     how = f": --map action=next:{','.join(names)} makes one of the pose of the next row" if names else ""

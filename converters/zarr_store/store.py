@@ -1,8 +1,8 @@
-"""Zarr stores, formats 2 and 3, in folders and zip files: their arrays, and the chunks of each.
+"""Reads the arrays of Zarr stores, formats 2 and 3, in folders and zip files.
 
-Chunks are decoded with numcodecs alone. zarr itself has the codecs believe what the headers of chunks state, and Blosc
-then reads beyond the end of damaged ones; it also reads nothing of a shard without a thread and an event loop. Here the
-size that a chunk must have is known before it is decoded, and no codec may give more.
+Chunks are decoded with numcodecs alone, without the zarr library: zarr lets codecs trust the header of a chunk, and
+Blosc then reads beyond the end of a damaged one; zarr also needs a thread with an event loop to read a shard. Here the
+size that a chunk must have is known before it is decoded, and no codec may return more bytes.
 """
 
 from __future__ import annotations
@@ -39,29 +39,28 @@ from ..files.readers import DAMAGED, reading
 
 GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3 = ".zgroup", ".zarray", ".zattrs", "zarr.json"
 _USUAL = re.compile(r"\.z(array|attrs|group|metadata)|zarr\.json|[0-9]+(\.[0-9]+)*|c")
-"""How the files in stores are called."""
+"""Last part of the names of metadata files and chunks."""
 _METADATA = frozenset({GROUP_2, ARRAY_2, ATTRIBUTES_2, NODE_3, ".zmetadata"})
 DATA, META = "data/", "meta/"
 ENDS = f"{META}episode_ends"
 OURS = "rbtool"
-"""The attribute of an array that rbtool wrote: the parts of its key under `key`, its `role`, when its rows are known as
-`timing`.
-"""
+"""The attribute that rbtool gives to an array: an object with its `key` (a list of parts), `role` and `timing`."""
 META_TYPES = "meta.json"
-"""The document with the types of the arrays of `meta` that became texts."""
+"""The kept document with the element types of the arrays of `meta` that became texts."""
 _ZIP = b"PK"
-"""The most bytes of a zip file after its list of members, and the number of members that says that it is elsewhere."""
+"""First bytes of a zip file."""
 _LARGEST_METADATA = 64 << 20
 LARGEST_CHUNK = 2 << 30
-"""The most bytes of a chunk, and of the rows that a row of chunks has."""
+"""Limit in bytes for a decoded chunk, and for a band: all chunks with the same rows."""
 _ROOM, _LARGEST_TEXT = 64 << 10, 64 << 20
 _DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, MemoryError, struct.error)
 _UNREADABLE: tuple[type[Exception], ...] = (RbtoolError, *DAMAGED, *_DAMAGED)
 _NO_PLACE = (1 << 64) - 1
+"""Start and length of a chunk that a shard does not contain."""
 
 
 def is_store(path: Path) -> bool:
-    """Return whether a folder or a zip file is a store with ends of episodes; raises nothing but errors of the disk."""
+    """Return whether a folder or a zip file is a store with `meta/episode_ends`; raises only errors of the disk."""
     if path.is_dir():
         return any((path / ENDS / name).is_file() for name in (ARRAY_2, NODE_3))
     if not path.is_file():
@@ -77,9 +76,10 @@ def is_store(path: Path) -> bool:
 
 
 def _prefix(names: Iterable[str]) -> str | None:
-    """Return what is before the names of the store in a zip file: a file manager puts the folder's name there.
+    """Return the folder in a zip file that is the store, with a slash; "" for the root of the zip file.
 
-    None where there is no store, or more than one.
+    A file manager that zips a folder puts the folder's name before all names. None if there is no store, or if there
+    are several.
     """
     ends = tuple(f"{ENDS}/{name}" for name in (ARRAY_2, NODE_3))
     found = [name.removesuffix(end) for name in names for end in ends if name.endswith(end)]
@@ -91,7 +91,7 @@ def _prefix(names: Iterable[str]) -> str | None:
 
 @contextmanager
 def _reading(what: str, file: Path) -> Iterator[None]:
-    """Turn what libraries raise for damaged bytes into CorruptDataError."""
+    """Turn the exceptions that libraries raise for damaged bytes into CorruptDataError."""
     try:
         with reading(what, file, *_DAMAGED):
             yield
@@ -102,7 +102,7 @@ def _reading(what: str, file: Path) -> Iterator[None]:
 
 
 class StoreFiles(Closing):
-    """The files of a store by their names, in a folder or a zip file; the last of equal names in a zip counts."""
+    """The files of a store by name, in a folder or a zip file; if a name occurs twice in a zip, the last one counts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -138,9 +138,10 @@ class StoreFiles(Closing):
                 raise
 
     def require_names(self) -> None:
-        """Raise CorruptDataError where the list of a zip file has another name of a member than the member itself.
+        """Compare each name in the directory of a zip file with the name in front of the member's bytes.
 
-        Then a chunk or an array would not be found, as if it were not there.
+        A name damaged in the directory would hide a chunk, and its rows would silently get the fill value. Raises
+        CorruptDataError.
         """
         if self._archive is None:
             return
@@ -162,13 +163,13 @@ class StoreFiles(Closing):
         return [self.path / name for name in sorted(self.names)]
 
     def place(self, name: str) -> Path:
-        """The file on the disk that holds one of the store's files."""
+        """The file on the disk that contains the file `name` of the store."""
         return self.path if self._archive is not None else self.path / name
 
     def read(self, name: str, most: int, start: int = 0, stop: int | None = None) -> bytes:
-        """Return the bytes of a file, or a range of them; FormatError for a file of more than `most` bytes.
+        """Return the bytes `[start, stop)` of a file; FormatError if the range has more than `most` bytes.
 
-        Negative numbers count from the end, as in slices.
+        Negative positions count from the end, as in slices. A zip member is read whole, and limited as a whole.
         """
         if self._archive is not None:
             return self._member(name, most)[start:stop]
@@ -190,7 +191,7 @@ class StoreFiles(Closing):
             os.close(descriptor)
 
     def _member(self, name: str, most: int) -> bytes:
-        """Read a member, whose checksum is compared, and keep it for the next range of it."""
+        """Read a whole member and compare its checksum; the last member is kept for reads of further ranges."""
         if self._held[0] != name:
             assert self._archive is not None
             with _reading(repr(name), self.path):
@@ -200,14 +201,14 @@ class StoreFiles(Closing):
         return self._held[1]
 
     def document(self, name: str) -> dict[str, Any]:
-        """Read a file of metadata; FormatError for one that is no JSON object."""
+        """Read a metadata file; FormatError if it is not a JSON object."""
         found = parse_json(self.read(name, _LARGEST_METADATA), f"{name} in {self.path}")
         if not isinstance(found, dict):
             raise FormatError(f"{name} in {self.path} is not a JSON object")
         return found
 
     def metadata(self) -> list[str]:
-        """The names of the files of metadata, sorted."""
+        """The names of the metadata files, sorted."""
         return sorted(name for name in self.names if name.rpartition("/")[2] in _METADATA)
 
     def close(self) -> None:
@@ -223,11 +224,11 @@ def _require_size(path: Path, name: str, size: int, most: int) -> None:
 
 
 Decoder: TypeAlias = Callable[[Any, int], Any]
-"""Decodes a buffer into one of at most so many bytes, or an array into another."""
+"""Decodes bytes or an array; the second argument limits the size of the result in bytes."""
 
 
 class ZarrForm(NamedTuple):
-    """What the elements of an array are: `number`, `text`, or `odd` for the reason in `why`."""
+    """The kind of elements of an array: `number`, `text`, or `odd`, which cannot be read for the reason in `why`."""
 
     kind: str
     dtype: np.dtype[Any]
@@ -236,41 +237,52 @@ class ZarrForm(NamedTuple):
 
 @dataclass(slots=True)
 class _Layout:
-    """How an array is stored, as its metadata state it, whatever the format."""
+    """How an array is stored, from its metadata of either format."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
     form: ZarrForm
     fill: Any
     decoders: list[Decoder]
-    """From the bytes of a chunk to its elements."""
+    """In the order in which they are applied to the bytes of a chunk."""
     key: Callable[[tuple[int, ...]], str]
+    """Returns the file name of the chunk at a position in the grid of chunks."""
     finish: Callable[[Any, tuple[int, ...]], Array]
-    """Makes an array of a chunk's shape of what the decoders gave."""
+    """Makes an array of a chunk's shape from the output of the decoders."""
     exact: bool = True
-    """Whether every decoder gives as many bytes as the chunk has."""
+    """Whether every decoder returns exactly the size of the chunk's elements."""
     shard: _Shard | None = None
 
 
 @dataclass(slots=True)
 class _Shard:
-    """A file with several chunks: how many along each axis, and where in it the index of their places is."""
+    """The form of shards: files that each contain several chunks.
+
+        chunk chunk ... chunk | index: start and length of each chunk, as two uint64 | CRC-32C
+
+    The index may be at the start instead.
+    """
 
     counts: tuple[int, ...]
+    """Number of chunks along each axis."""
     at_end: bool
+    """Whether the index is at the end of the file; else at its start."""
     checked: bool
+    """Whether a CRC-32C follows the index."""
     order: str
+    """Byte order of the index, `<` or `>`."""
     known: dict[str, Array] = field(default_factory=dict)
+    """Indexes that were read last, by file, `[*counts, 2]`."""
 
 
 _MOST_INDEXES = 16
 
 
 class ZarrArray:
-    """An array of a store: `shape`, what its elements are (`form`), and its rows, chunk by chunk.
+    """An array of a store, read in rows along its first axis.
 
-    `chunk_rows` rows are in a row of chunks. What is wrong with how it is stored is in `problem`, and raised when rows
-    are read.
+    All chunks that contain the same rows form a band of `chunk_rows` rows. The last band that was decoded is kept, so
+    that ascending reads decode each chunk once.
     """
 
     def __init__(self, files: StoreFiles, name: str, attributes: Mapping[str, Any], layout: _Layout) -> None:
@@ -283,13 +295,13 @@ class ZarrArray:
 
     @property
     def rows(self) -> int:
-        """The number of rows; a single value has none."""
+        """The number of rows; 0 for an array without axes."""
         return self.shape[0] if self.shape else 0
 
     def absent(self, rows: int) -> int:
-        """How many of the chunks with the first `rows` rows have no file, and so are filled with one value.
+        """Count the chunks of the first `rows` rows that have no file, whose elements are the fill value.
 
-        Chunks in shards are not counted.
+        Of a sharded array, this counts missing shards.
         """
         layout = self._layout
         sizes = layout.chunks
@@ -300,7 +312,7 @@ class ZarrArray:
         total = math.prod(counts)
         below = f"{self.name}/"
         there = [name for name in self._files.names if name.startswith(below)]
-        if total > len(there) + 1:  # most are absent: look at those that are there
+        if total > len(there) + 1:  # some are absent, perhaps billions: count the files instead
             return total - sum(self._is_chunk(name, counts) for name in there)
         return sum(f"{below}{layout.key(at)}" not in self._files.names for at in np.ndindex(*counts))
 
@@ -314,7 +326,7 @@ class ZarrArray:
         return inside and name == f"{self.name}/{self._layout.key(at)}"
 
     def read(self, start: int, stop: int) -> Array:
-        """Read rows `[start, stop)` as a fresh array; a row of chunks is decoded once where reads ascend."""
+        """Read rows `[start, stop)` as a fresh array; ascending reads decode each band once."""
         found = np.empty((stop - start, *self.shape[1:]), self.form.dtype)
         at = start
         while at < stop:
@@ -329,18 +341,18 @@ class ZarrArray:
         return found
 
     def whole(self) -> Array:
-        """Read all rows of an array that is small."""
+        """Read all rows of a small array."""
         return self.read(0, self.rows)
 
     def texts(self, start: int, stop: int) -> list[str]:
-        """Read rows of text."""
+        """Read rows of a `text` array as strings."""
         values = self.read(start, stop).reshape(stop - start).tolist()
         return [one.decode("utf-8", "backslashreplace") if isinstance(one, bytes) else str(one) for one in values]
 
     def _rows_of(self, number: int) -> Array:
-        """Decode the chunks that have the same rows."""
+        """Decode one band: the chunks at `number` along the first axis."""
         layout = self._layout
-        self._start = self._stop = 0  # nothing is kept where a chunk cannot be read
+        self._start = self._stop = 0  # if a chunk cannot be read, no band is kept
         first = number * self.chunk_rows
         count = min(self.chunk_rows, self.rows - first)
         counts = [-(-length // size) for length, size in zip(self.shape[1:], layout.chunks[1:], strict=True)]
@@ -387,13 +399,13 @@ class ZarrArray:
     def _filled(self, name: str) -> Array:
         if self._layout.fill is None:
             raise CorruptDataError(
-                f"{self._files.path} has no {name}, and its metadata state no value for chunks that are not there",
+                f"{self._files.path} has no {name}, and its metadata state no fill value for missing chunks",
                 hint=FETCH_AGAIN,
             )
         return np.array(self._layout.fill, self.form.dtype)
 
     def _place(self, name: str, shard: _Shard, at: tuple[int, ...]) -> tuple[int, int]:
-        """Return where a chunk is in its shard, and how long it is."""
+        """Return the position of a chunk in its shard and its length, both in bytes."""
         index = shard.known.get(name)
         if index is None:
             size = 16 * math.prod(shard.counts) + 4 * shard.checked
@@ -414,6 +426,7 @@ class ZarrArray:
 
 
 def _largest_shard(shard: _Shard, chunk: int) -> int:
+    """Limit the bytes of a shard whose chunks have at most `chunk` bytes."""
     return 16 * math.prod(shard.counts) + 4 + min(LARGEST_CHUNK, chunk * math.prod(shard.counts))
 
 
@@ -422,7 +435,7 @@ def _largest_shard(shard: _Shard, chunk: int) -> int:
 
 @dataclass(slots=True)
 class StoreArrays:
-    """The arrays of a store by name, what could not be read of their metadata, and attributes of all nodes."""
+    """The arrays of a store, the errors of arrays with unreadable metadata, and the attributes of nodes, by name."""
 
     arrays: dict[str, ZarrArray] = field(default_factory=dict)
     problems: dict[str, FormatError] = field(default_factory=dict)
@@ -430,9 +443,9 @@ class StoreArrays:
 
 
 def arrays_of(files: StoreFiles) -> StoreArrays:
-    """Read the metadata of all nodes; FormatError for a file of metadata that is damaged."""
+    """Read the metadata of all nodes; FormatError for a damaged metadata file."""
     found = StoreArrays()
-    # attributes of format 2 are in a file of their own, whose name comes after the array's
+    # Attributes of format 2 are in a file of their own: those come first, for the array that is made of them.
     for name in sorted(files.metadata(), key=lambda name: not name.endswith(ATTRIBUTES_2)):
         node, _, file = name.rpartition("/")
         document = files.document(name)
@@ -493,7 +506,7 @@ _OBJECTS = "it holds Python objects, which are never read"
 
 
 def _layout_2(document: Mapping[str, Any]) -> _Layout:
-    """Read `.zarray` of format 2."""
+    """Make the layout of an array from its `.zarray`, format 2."""
     if document.get("zarr_format") != 2:
         raise FormatError(f"zarr_format is {document.get('zarr_format')!r}, expected 2")
     shape, chunks = _shapes(document, document.get("chunks"), "chunks")
@@ -521,12 +534,12 @@ def _layout_2(document: Mapping[str, Any]) -> _Layout:
 
 
 def _form_2(stated: Any, codecs: Sequence[Any]) -> tuple[ZarrForm, bool]:
-    """Return what elements of a type of format 2 are, and whether they are strings of any length."""
+    """Return the form of elements of a `dtype` of format 2, and whether they are strings of variable length."""
     if not isinstance(stated, str):
         return ZarrForm("odd", np.dtype("u1"), "its elements are records"), False
     try:
         if not _TYPE_2.fullmatch(stated):
-            raise TypeError("NumPy knows more names than Zarr has, of which some are old")
+            raise TypeError("NumPy accepts names that Zarr does not have")
         dtype = np.dtype(stated)
     except TypeError:
         raise FormatError(f"dtype is {stated[:40]!r}, which Zarr does not have") from None
@@ -559,7 +572,7 @@ def _fill_2(value: Any, form: ZarrForm) -> Any:
 
 
 def _fill(value: Any, form: ZarrForm) -> Any:
-    """Return the value of chunks that are not stored; FormatError where it is none of that type."""
+    """Return the value of chunks that are not stored; FormatError for a value that the element type cannot hold."""
     kind = form.dtype.kind
     if form.kind == "text":
         return "" if value in (0, None) else str(value)
@@ -571,16 +584,16 @@ def _fill(value: Any, form: ZarrForm) -> Any:
             return bits.view(form.dtype)[()]
         if value in ("NaN", "Infinity", "-Infinity") and kind in "fc":
             return float(value.replace("Infinity", "inf"))
-        raise FormatError(f"fill_value is {value[:40]!r}, which is no {form.dtype}")
+        raise FormatError(f"fill_value is {value[:40]!r}, expected a value of type {form.dtype}")
     if not isinstance(value, int | float | complex):
-        raise FormatError(f"fill_value is {str(value)[:40]}, which is no {form.dtype}")
+        raise FormatError(f"fill_value is {str(value)[:40]}, expected a value of type {form.dtype}")
     if np.array(value).astype(form.dtype) != value and value == value and kind not in "fc":
-        raise FormatError(f"fill_value is {value}, which is no {form.dtype}")
+        raise FormatError(f"fill_value is {value}, expected a value of type {form.dtype}")
     return value
 
 
 def _finish(stored: np.dtype[Any], native: np.dtype[Any], letter: Any) -> Callable[[Any, tuple[int, ...]], Array]:
-    """Return what makes elements of the bytes of a chunk, in the order of C or F."""
+    """Return a function that makes an array of the bytes of a chunk; `letter` is the memory order, `C` or `F`."""
 
     def made(found: Any, shape: tuple[int, ...]) -> Array:
         flat = _flat(found)
@@ -600,10 +613,11 @@ def _flat(found: Any) -> Array:
 
 
 def _finish_strings(found: Any, shape: tuple[int, ...]) -> Array:
+    """Make an array of strings from vlen-utf8: the number of strings, then the length and the bytes of each."""
     count = math.prod(shape)
     data = bytes(_flat(found))
     if len(data) < 4 or struct.unpack_from("<I", data)[0] != count:
-        raise ValueError(f"it has not {count:,} strings")
+        raise ValueError(f"it does not have {count:,} strings")
     at, values = 4, []
     for _ in range(count):
         (length,) = struct.unpack_from("<I", data, at)
@@ -618,11 +632,11 @@ def _finish_strings(found: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _layout_3(document: Mapping[str, Any]) -> _Layout:
-    """Read `zarr.json` of an array of format 3."""
+    """Make the layout of an array from its `zarr.json`, format 3."""
     if document.get("zarr_format") != 3:
         raise FormatError(f"zarr_format is {document.get('zarr_format')!r}, expected 3")
     if document.get("storage_transformers"):
-        raise FormatError("it has storage transformers, which rbtool does not know")
+        raise FormatError("it has storage transformers, which rbtool does not support")
     grid, keys = (_named(document.get(name), name) for name in ("chunk_grid", "chunk_key_encoding"))
     if grid[0] != "regular":
         raise FormatError(f"chunk_grid is {grid[0]!r}, expected regular")
@@ -632,7 +646,7 @@ def _layout_3(document: Mapping[str, Any]) -> _Layout:
     shard, chunks = None, outer
     if any(name == "sharding_indexed" for name, _ in codecs):
         if len(codecs) > 1:
-            raise FormatError("it has codecs beside sharding_indexed, which rbtool does not know")
+            raise FormatError("it has codecs beside sharding_indexed, which rbtool does not support")
         shard, chunks, codecs = _shard(outer, codecs[0][1])
     found = _Chain(form, is_strings)
     if form.kind != "odd":
@@ -646,7 +660,7 @@ def _layout_3(document: Mapping[str, Any]) -> _Layout:
 
 
 def _named(value: Any, what: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the settings of something in metadata of format 3."""
+    """Return name and configuration of an extension point of format 3: a data type, grid, key encoding or codec."""
     if isinstance(value, str):
         return value, {}
     if isinstance(value, dict) and isinstance(value.get("name"), str):
@@ -681,7 +695,7 @@ def _form_3(stated: Any) -> tuple[ZarrForm, bool]:
         return _form_of(np.dtype(f"{kind}{size // 4 if kind == '<U' else size}")), False
     try:
         if not _TYPE_3.fullmatch(name):
-            raise TypeError("it is no number")
+            raise TypeError("it is not a number")
         return _form_of(np.dtype(name)), False
     except TypeError:
         return ZarrForm("odd", np.dtype("u1"), f"its elements are {name[:40]}"), False
@@ -693,18 +707,24 @@ def _shard(outer: tuple[int, ...], settings: Mapping[str, Any]) -> tuple[_Shard,
         raise FormatError(f"shards of {list(outer)} cannot have chunks of {list(inner)}")
     codecs = [_named(one, "codecs") for one in settings.get("codecs") or []]
     if any(name == "sharding_indexed" for name, _ in codecs):
-        raise FormatError("it has shards in shards, which rbtool does not know")
+        raise FormatError("it has shards in shards, which rbtool does not support")
     index = [_named(one, "index_codecs") for one in settings.get("index_codecs") or []]
     names, where = [name for name, _ in index], settings.get("index_location", "end")
     if names not in (["bytes"], ["bytes", "crc32c"]) or where not in ("start", "end"):
-        raise FormatError(f"the index of shards has the codecs {names} at the {where}, which rbtool does not know")
+        raise FormatError(f"the index of shards has the codecs {names} at the {where}, which rbtool does not support")
     order = ">" if index[0][1].get("endian") == "big" else "<"
     counts = tuple(one // other for one, other in zip(outer, inner, strict=True))
     return _Shard(counts, where == "end", len(names) == 2, order), inner, codecs
 
 
 class _Chain:
-    """The codecs of format 3 as decoders, which are made in the order of encoding and applied in the other."""
+    """The codecs of an array of format 3, added in the order of encoding and applied in reverse to decode.
+
+        array codecs, such as transpose  ->  `bytes` or `vlen-utf8`  ->  codecs of bytes, such as zstd
+        `_axes`, `_arrays`                   `_bytes`                    `_packed`
+
+    `exact` states whether every codec keeps the size, so that the bytes of a chunk have one possible length.
+    """
 
     def __init__(self, form: ZarrForm, is_strings: bool) -> None:
         self._form, self._is_strings = form, is_strings
@@ -716,11 +736,11 @@ class _Chain:
 
     @property
     def decoders(self) -> list[Decoder]:
-        """From the bytes of a file to the bytes of the elements."""
+        """The decoders from the bytes of a chunk's file to the bytes of its elements."""
         return [*reversed(self._packed)]
 
     def add(self, name: str, settings: Mapping[str, Any], dimensions: int) -> None:
-        """Take the next codec."""
+        """Add the next codec in the order of encoding."""
         if name == "transpose" and self._bytes is None:
             order = settings.get("order")
             if not isinstance(order, list) or sorted(map(str, order)) != sorted(map(str, range(dimensions))):
@@ -738,16 +758,16 @@ class _Chain:
             self.exact = self.exact and exact
 
     def require_bytes(self) -> None:
-        """Raise FormatError where no codec makes bytes of elements."""
+        """Raise FormatError unless a codec turns elements into bytes, in a combination that `finish` can decode."""
         if self._bytes is None:
-            raise FormatError("its codecs have no bytes")
+            raise FormatError("its codecs do not include bytes")
         if self._arrays and self._axes:
-            raise FormatError("it has transpose beside other codecs of arrays, which rbtool does not know")
+            raise FormatError("it combines transpose with other codecs of arrays, which rbtool does not support")
         if self._arrays and not self._bytes.isnative:
-            raise FormatError("it has big-endian bytes of what other codecs of arrays made, which rbtool does not know")
+            raise FormatError("it combines big-endian bytes with codecs of arrays, which rbtool does not support")
 
     def finish(self, found: Any, shape: tuple[int, ...]) -> Array:
-        """Make the elements of a chunk."""
+        """Make the array of a chunk from the bytes of its elements."""
         if self._is_strings:
             return _finish_strings(found, shape)
         assert self._bytes is not None
@@ -769,22 +789,23 @@ class _Chain:
 # Codecs ------------------------------------------------------------------------------------------
 
 _IMAGES = frozenset({"jpegxl", "jpeg", "jpeg2k", "jpegls", "jpegxr", "png", "webp", "avif", "qoi"})
+"""Image codecs of imagecodecs; stores name them with the prefix `imagecodecs_`."""
 _OF_ELEMENTS = frozenset({"delta", "bitround", "fixedscaleoffset", "quantize", "astype", "packbits"})
 _SAME_SIZE = frozenset({"delta", "bitround", "shuffle"})
 _STATED = frozenset({"blosc", "zstd", "lz4", "zlib", "bz2"})
-"""Codecs whose bytes state all that is needed to decode them."""
+"""Codecs that decode without their settings: the compressed bytes contain all that is needed."""
 _CHECKSUMS = frozenset({"adler32", "crc32", "jenkins_lookup3", "fletcher32"})
 _KNOWN = frozenset({"blosc", "zstd", "lz4", "zlib", "gzip", "bz2", "lzma", "shuffle", "crc32c"})
 
 
 def _codec(name: str, settings: Mapping[str, Any], version: int = 2) -> tuple[Decoder, bool]:
-    """Return what decodes a codec, and whether that gives as many bytes as the elements take."""
+    """Return the decoder of a codec, and whether it returns exactly the size of the elements."""
     if name in _PICKLED:
         raise FormatError(f"its codec {name!r} makes Python objects, which are never read")
     image = name.removeprefix("imagecodecs_")
     known = _KNOWN | _OF_ELEMENTS | _CHECKSUMS
     if name not in known and (name == image or image not in _IMAGES):
-        raise FormatError(f"its codec is {name[:60]!r}, which rbtool does not know")
+        raise FormatError(f"its codec is {name[:60]!r}, which rbtool does not support")
     if version == 3 and name == "crc32c":
         return _checked_crc32c, False
     if name == "gzip":
@@ -802,7 +823,7 @@ def _codec(name: str, settings: Mapping[str, Any], version: int = 2) -> tuple[De
 
 
 def made_codec(settings: Mapping[str, Any]) -> Any:
-    """Make the codec `id` of numcodecs or imagecodecs; FormatError for settings that it does not know."""
+    """Make the codec `settings["id"]` of numcodecs or imagecodecs; FormatError if the library refuses the settings."""
     name = str(settings["id"])
     try:
         library = importlib.import_module("numcodecs")
@@ -832,7 +853,7 @@ def _within(found: Any, most: int) -> Any:
 
 
 def _blosc(codec: Any, data: Any, most: int) -> Any:
-    """Decode what Blosc packed; it believes its header, by which it would read and write beyond both buffers."""
+    """Decode with Blosc after a check of the header: Blosc trusts it, and would read or write beyond its buffers."""
     data = _bytes(data)
     if len(data) < 16:
         raise ValueError("it has no header of Blosc")
@@ -899,9 +920,9 @@ def _bounded(found: bytes, most: int) -> bytes:
 
 
 def _checked_crc32c(data: Any, most: int) -> bytes:
-    """Compare the checksum in the last four bytes, and take it off."""
+    """Return the data without its last four bytes, their CRC-32C, if that matches; ValueError if it does not."""
     library = importlib.import_module("google_crc32c")
     whole = _bytes(data)
     if len(whole) < 4 or library.value(whole[:-4]) != int.from_bytes(whole[-4:], "little"):
-        raise ValueError("its checksum is another")
+        raise ValueError("its checksum does not match")
     return whole[:-4]

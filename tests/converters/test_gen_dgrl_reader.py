@@ -139,8 +139,8 @@ def test_a_pickle_that_runs_something_is_refused_and_the_others_are_taken(tmp_pa
 
 LINK = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
 HOSTILE: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a name with ..": ("../evil.npy", {}, "leads out of a folder"),
-    "an absolute name": ("/etc/evil.npy", {}, "leads out of a folder"),
+    "a name with ..": ("../evil.npy", {}, "leads out of the archive"),
+    "an absolute name": ("/etc/evil.npy", {}, "leads out of the archive"),
     "a symbolic link": ("bigfish/link.npy", LINK, "is a link"),
     "a hard link": ("bigfish/link.npy", {"type": tarfile.LNKTYPE, "linkname": "x"}, "is a link"),
     "a FIFO": ("bigfish/fifo.npy", {"type": tarfile.FIFOTYPE}, "neither a file nor a folder"),

@@ -236,7 +236,7 @@ def test_a_table_of_frames_equals_a_plain_reading(tmp_path: Path) -> None:
         assert found[key].tobytes() == np.array([row[name] for row in rows], "f4").tobytes()
     pictures = [np.asarray(Image.open(io.BytesIO(row["observation_images_top"]))) for row in rows]
     assert found["observation.image.top"].tobytes() == np.stack(pictures).tobytes()
-    assert any("dots are put back in names of columns" in note for note in result.notes)
+    assert any("dots in names of columns are restored" in note for note in result.notes)
 
 
 def test_tables_with_other_columns(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_the_newest_version_is_read_and_deleted_rows_are_not(source: Path, tmp_p
         rbtool.convert(path, tmp_path / "no")
     folder = dataset_in_lance(source, tmp_path / "d", parts=3)
     change_in_lance(folder / "frames.lance", "delete", "episode_index = 2")
-    with pytest.raises(FormatError, match="has no rows of episode 2, which the metadata name"):
+    with pytest.raises(FormatError, match="has no rows of episode 2, which is in the metadata"):
         rbtool.convert(folder, tmp_path / "no")
     kept = rbtool.convert(folder, tmp_path / "kept", skip_bad=True, images="decode")
     assert columns_of(kept.path)[1][0].episode.tolist() == [0, 1, 3]
@@ -343,7 +343,7 @@ TWO = {"chunk_index": [0, 0], "file_index": [0, 0], "video_bytes": [b"a", b"b"]}
         (_without("frames.lance/_versions"), r"frames\.lance is missing"),
         (_without("frames.lance/data"), "cannot be read, it is damaged or was cut"),
         (_stated(observation_state=VECTOR), "are both the column 'observation_state'"),
-        (_stated(**{"observation.more": VECTOR}), "the files of rows have no column"),
+        (_stated(**{"observation.more": VECTOR}), "the files of rows lack it"),
         (_videos(video_key=["x"], file_index=[0]), "has no columns video_key, chunk_index, file_index and video_bytes"),
         (_videos(video_key=["x", "x"], **TWO), r"has the video videos/x/chunk-000/file-000\.mp4 twice"),
         (_videos(video_key=["../../x", "y"], **TWO), "outside the dataset"),

@@ -181,7 +181,7 @@ def test_rows_that_were_left_out_shift_times_and_language(tmp_path: Path) -> Non
     bare = rbtool.convert(DATA / "recent/subtasks_v05", tmp_path / "bare", episodes="0").path
     gaps = rbtool.preprocess(bare, _every_second, dest=tmp_path / "gaps").path
     result = rbtool.export(gaps, tmp_path / "again", to="lerobot")
-    assert any(one.startswith("time stamps of 1 episode, which lack rows, are made again") for one in result.notes)
+    assert any(one.startswith("time stamps of 1 episode, which lack rows, are made anew") for one in result.notes)
     assert [row["timestamp"] for row in rows_of(result.path)] == pytest.approx([at / 10 for at in range(9)], abs=1e-6)
 
 
@@ -239,7 +239,7 @@ def test_names_robot_and_modality_are_stated(tmp_path: Path) -> None:
     ]
     assert json.loads((tmp_path / "out/meta/modality.json").read_text())["action"]["grip"]["start"] == 1
     for names, message in (
-        (["action=push"], "1 names for action, which has the shape"), (["move=x"], "move, which is not one of them"),
+        (["action=push"], "1 names for action, which has the shape"), (["move=x"], "move, which is not a feature"),
         (["action"], "expected a feature and its names"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=message):

@@ -209,7 +209,7 @@ def test_a_range_of_depths_that_makes_no_sense_is_named(entries: dict[str, Any],
     stated = json.loads((folder / "meta/info.json").read_text())["features"]
     stated["observation.images.depth"]["info"] |= entries
     change_info(folder, features=stated)
-    with pytest.raises(FormatError, match="its range makes no sense"):
+    with pytest.raises(FormatError, match="an impossible range"):
         LerobotReader(folder)
 
 
@@ -445,7 +445,7 @@ def test_entries_of_info_that_make_no_sense_are_named(entries: dict[str, Any], f
 def test_a_feature_without_a_column_is_named(folder: Path) -> None:
     info = json.loads((folder / "meta/info.json").read_text())
     change_info(folder, features=info["features"] | {"observation.extra": {"dtype": "float32", "shape": [2]}})
-    assert "'observation.extra', of which the files of rows have no column" in raised(folder).message
+    assert "'observation.extra', and the files of rows lack it" in raised(folder).message
 
 
 def test_mixed_versions_are_named(tmp_path: Path) -> None:
@@ -520,7 +520,7 @@ def test_rows_that_the_metadata_do_not_count_are_named(older: Path) -> None:
 def test_an_episode_that_the_metadata_do_not_name_is_named(older: Path) -> None:
     rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
     write_lines(older / "meta/episodes.jsonl", [rows[0], rows[2]])
-    assert_two_are_left(older, "rows of episode 1, which the metadata do not name")
+    assert_two_are_left(older, "rows of episode 1, which is not in the metadata")
 
 
 def test_rows_of_an_episode_in_two_places_are_named(older: Path) -> None:
@@ -589,7 +589,7 @@ def test_a_video_of_another_size_costs_its_episode(older: Path) -> None:
 def test_frames_after_the_rows_are_left_out_and_counted(older: Path) -> None:
     write_video(older / VIDEO, [picture(number) for number in (4, 5, 6, 7)])
     notes = rbtool.convert(older, older.parent / "all").notes
-    assert any("1 video of observation.images.top have more frames" in note for note in notes)
+    assert any("1 video of observation.images.top with more frames" in note for note in notes)
 
 
 def shared_file(
@@ -606,7 +606,7 @@ def shared_file(
 @pytest.mark.parametrize("images", ["keep", "decode"])
 def test_episodes_that_share_a_frame_are_left_out(images: str, tmp_path: Path) -> None:
     folder = shared_file(tmp_path / "d", "from_timestamp", lambda times: [times[0], times[1] - 0.1, times[2]])
-    assert "frame 3 would be of a row of episode 0 and of one of episode 1" in raised(folder, images=images).message
+    assert "frame 3 would belong to episode 0 and to episode 1" in raised(folder, images=images).message
     result = rbtool.convert(folder, tmp_path / "sound", images=images, skip_bad=True, final_step="repeat")
     assert (result.episodes, result.steps) == (1, 5)
     again = rbtool.convert(result.path, tmp_path / "again", skip_bad=True)
@@ -618,7 +618,7 @@ def test_episodes_that_share_a_frame_are_left_out(images: str, tmp_path: Path) -
 def test_what_comes_after_an_episode_inside_another_one_is_compared_with_both(tmp_path: Path) -> None:
     starts = [0.4, 0.1, 0.0, 0.8]  # frames 4:8, 1:4, 0:5, 8:12
     folder = shared_file(tmp_path / "d", "from_timestamp", lambda _: starts, lengths=(4, 3, 5, 4))
-    assert "frame 4 would be of a row of episode 2 and of one of episode 0" in raised(folder, episodes="0").message
+    assert "frame 4 would belong to episode 2 and to episode 0" in raised(folder, episodes="0").message
     assert rbtool.convert(folder, tmp_path / "sound", skip_bad=True, final_step="repeat").steps == 4
 
 

@@ -370,7 +370,7 @@ def test_times_of_publishing_are_a_clock() -> None:
     with (LOGS / "json_unicode.mcap").open("rb") as file:
         times = [one.publish_time for _, channel, one in make_reader(file).iter_messages() if channel.topic[1] == "机"]
     assert set(rows["time.observation.state"].tolist()) <= set(times)
-    with pytest.raises(UsageError, match="no times of publishing"):
+    with pytest.raises(UsageError, match="does not store times of publishing"):
         rows_of(LOGS / "rosbag2_sqlite", {**SQLITE, "clock": "publish"})
 
 
@@ -489,7 +489,7 @@ def test_messages_in_no_step_are_counted(tmp_path: Path) -> None:
     log = json_log(tmp_path / "r.mcap", {"/q": states, "/a": actions, "/r": rewards})
     (rows,), facts = rows_of(log, {"map": "observation=/q.x action=/a.x reward=/r.x", "fps": 10.0})
     assert rows["reward"].sum() == 2.0
-    assert "/r: 2 messages are in no step, and not added up" in facts.notes
+    assert "/r: 2 messages are outside all steps, and not added up" in facts.notes
     assert any(note.startswith("/q: of 36 rows") and "and 5 outside episodes" in note for note in facts.notes)
     assert any(note.startswith("/a: of 35 rows") and "and 15 outside episodes" in note for note in facts.notes)
 
@@ -557,7 +557,7 @@ def test_joints_have_one_order_on_all_topics(tmp_path: Path) -> None:
     for key in ("observation.arm", "action.goal", "action.objects", "action.plan"):
         assert np.unique(rows[key], axis=0).tolist() == [[1.0, 2.0]], key
     assert set(rows["action.last"].tolist()) == {2.0}
-    assert any("/goal.q: its elements are put in the order of other topics: a, b" in note for note in facts.notes)
+    assert any("/goal.q: its elements are stored in the order of other topics: a, b" in note for note in facts.notes)
 
 
 @pytest.mark.parametrize(
@@ -784,12 +784,12 @@ def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_
         assert rows[key].tolist() == np.asarray(values).tolist(), key
     assert {path: path.read_bytes() for path in bag.iterdir()} == before
     assert any("and 0 outside" in note for note in facts.notes if note.startswith("/joint_states: of 41 rows"))
-    assert any("are taken as parts of one recording" in note for note in facts.notes) == (made is _split)
+    assert any("are taken for parts of one recording" in note for note in facts.notes) == (made is _split)
 
 
 def test_definitions_that_all_distributions_share_are_named(tmp_path: Path) -> None:
     _, facts = rows_of(_sqlite(tmp_path, _without_definitions), SQLITE)
-    assert any("all distributions of ROS 2 share" in note for note in facts.notes)
+    assert any("common to all distributions of ROS 2" in note for note in facts.notes)
 
 
 # Pictures -----------------------------------------------------------------------------------------------
@@ -1110,7 +1110,9 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.positions", "fps": 1.0}, UsageError,
         "has no field 'positions'; did you mean 'position'?",
     ),
-    "no field": (LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states", "fps": 1.0}, UsageError, "is open"),
+    "no field": (
+        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states", "fps": 1.0}, UsageError, "several fields"
+    ),
     "not measured": (
         LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.effort", "fps": 1.0}, FormatError, "is empty"
     ),
@@ -1142,11 +1144,11 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     "next of nothing": (
         LOGS / "rosbag2_sqlite",
         {"map": "observation.q=/joint_states.position", "fps": 9.0, "action": "next:observation.x"},
-        UsageError, "which --map does not have",
+        UsageError, "which is not an observation in --map",
     ),
     "markers that say nothing": (
         LOGS / "ros2_markers.mcap", {**MARKED, "episodes_by": "topic:/joint_states.header.frame_id"}, FormatError,
-        "the marker 'base' says neither",
+        "the marker 'base' does not mean",
     ),
     "a clock since boot": (
         _far_clocks, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError, "hours from"
@@ -1155,7 +1157,7 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         _two_devices, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError,
         "differ by 4.0 hours",
     ),
-    "no stamps": (LOGS / "json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no topic that is mapped has"),
+    "no stamps": (LOGS / "json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no mapped topic has times"),
     "pictures that change": (_sizes, {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8"),
     "video that changes": (
         lambda folder: _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264"),
@@ -1198,21 +1200,22 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
     ),
     "the next picture": (
         lambda folder: _as_json(folder / "v.mcap", encoded(9), "h264"),
-        {"map": "observation.image=/t", "fps": 10.0, "action": "next:observation.image"}, UsageError, "does not have",
+        {"map": "observation.image=/t", "fps": 10.0, "action": "next:observation.image"}, UsageError,
+        "which is not an observation",
     ),
     "a mosaic": (
         lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("bayer_rggb8", PIXELS[:, :, 0])] * 2),
-        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' has the colours",
+        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' is a sensor's mosaic",
     ),
     "colours of 16 bits": (
         lambda folder: json_log(
             folder / "p.mcap", {"/a": [(BEGIN + at * NS, {"format": "png", "data": DEEP_PNG}) for at in range(2)]}
         ),
-        {"map": "observation=/a", "fps": 1.0}, FormatError, "have colours of 16 bits",
+        {"map": "observation=/a", "fps": 1.0}, FormatError, "are PNG with 16 bits per colour",
     ),
     "yuv422": (
         lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("yuv422", PIXELS)] * 2),
-        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'yuv422' is not read",
+        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'yuv422' is not supported",
     ),
     "one message": (
         lambda folder: json_log(folder / "one.mcap", {"/a": [(BEGIN, {"x": 1.0})], "/b": []}),
@@ -1252,7 +1255,7 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         _nodes, {"map": "observation=/q.data", "fps": 1.0}, UsageError, "2 publishers send on /q at the same time",
     ),
     "messages without chunks that changed": (
-        _changed_message, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "another checksum than it states",
+        _changed_message, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "checksum of its messages",
     ),
     "keys that change": (
         lambda folder: json_log(
@@ -1266,7 +1269,7 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         ),
         {"map": "observation=/a.x", "fps": 1.0, "clock": "header"}, FormatError, "step back by 3.000 s",
     ),
-    "no times of publishing": (
+    "does not store times of publishing": (
         lambda folder: json_log(folder / "p.mcap", {"/a": [(BEGIN + at, {"x": 1.0}) for at in range(3)]}, published=0),
         {"map": "observation=/a.x", "fps": 1.0, "clock": "publish"}, FormatError, "are all 0",
     ),
@@ -1285,7 +1288,7 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         lambda folder: cdr_log(
             folder / "x.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 2), definition="float64 x"
         ),
-        {"map": "observation=/t.x", "fps": 1.0}, CorruptDataError, "the definition is another one",
+        {"map": "observation=/t.x", "fps": 1.0}, CorruptDataError, "the definition is wrong",
     ),
     "stamps of 0": (
         lambda folder: cdr_log(folder / "z.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 3)),
@@ -1302,10 +1305,10 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         {"map": "observation=/a.x", "fps": 50.0}, FormatError, "far from the others",
     ),
     "a time in the index": (
-        _late_in_index, {"map": "observation=/a.x", "fps": 10.0}, CorruptDataError, "other messages than the chunk"
+        _late_in_index, {"map": "observation=/a.x", "fps": 10.0}, CorruptDataError, "does not match its messages"
     ),
     "a time in the index that hides a message": (
-        _late_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "other messages than the chunk"
+        _late_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "does not match its messages"
     ),
     "a message that the index has twice": (
         _twice_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "names a message on /a twice"
@@ -1317,12 +1320,12 @@ REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
         _swapped, {"map": "observation=/q@/left.data", "fps": 1.0}, CorruptDataError, "on another topic than"
     ),
     "a topic in the index of ROS 1": (
-        _other_index((BAG_BYTES.index(b"conn=\0") + 5, 3)), BAG, CorruptDataError, "has other messages than it states"
+        _other_index((BAG_BYTES.index(b"conn=\0") + 5, 3)), BAG, CorruptDataError, "not agree with the message counts"
     ),
     "fewer chunks than there are in ROS 1": (
-        _other_index((BAG_BYTES.index(b"chunk_count=") + 12, 0)), BAG, CorruptDataError, "more parts than it states"
+        _other_index((BAG_BYTES.index(b"chunk_count=") + 12, 0)), BAG, CorruptDataError, "more connections or chunks"
     ),
-    "damage": (_damaged_chunk, MARKED, CorruptDataError, "is not what was written|cannot be decompressed"),
+    "damage": (_damaged_chunk, MARKED, CorruptDataError, "checksum of the chunk|cannot be decompressed"),
     "not a log": (LOGS, {"map": "observation=/a.x", "fps": 1.0}, UsageError, "has no topic '/a'"),
 }  # fmt: skip
 
@@ -1347,7 +1350,7 @@ def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
         channel = writer.register_channel("/a", "cbor", 0)
         writer.add_message(channel, BEGIN, b"\xa0", BEGIN)
         writer.finish()
-    with pytest.raises(FormatError, match="messages encoded as cbor"):
+    with pytest.raises(FormatError, match="messages in the encoding cbor"):
         rows_of(tmp_path / "x.mcap", {"map": "observation=/a.x", "fps": 1.0})
 
 
@@ -1367,7 +1370,7 @@ def test_a_bag_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     about = yaml.safe_load((bag / "metadata.yaml").read_text())
     about["rosbag2_bagfile_information"]["relative_file_paths"].append("episode_1.mcap")
     (bag / "metadata.yaml").write_text(yaml.safe_dump(about))
-    with pytest.raises(CorruptDataError, match="lacks episode_1"):
+    with pytest.raises(CorruptDataError, match="has no robot log episode_1"):
         LogReader(bag, options=BAGS)
 
 
@@ -1385,8 +1388,8 @@ def test_files_and_topics_that_are_not_read_are_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "killed.mcap").touch()
     _, facts = rows_of(tmp_path / "runs", {"map": "observation=/joint_states.position", "fps": 30.0})
     notes = " ".join(facts.notes)
-    assert "killed.mcap is left out: it is named as a log, and is none" in notes
-    assert "more.mcap is taken as a part of the bag, though its metadata.yaml does not name it" in notes
+    assert "killed.mcap is left out: it has the name of a log, but is not one" in notes
+    assert "more.mcap is taken for a part of the bag, although its metadata.yaml does not list it" in notes
     assert "metadata.yaml states" in notes
 
 
@@ -1478,6 +1481,20 @@ def test_an_export_opens_and_reads_back_as_the_same_steps(layout: str, tmp_path:
         for key in ("observation.state", "observation.image.front", "action", "reward"):
             assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
     assert [bool(rows["terminations"][-1]) for rows in found] == [True, False, False]
+
+
+@pytest.mark.parametrize("fps", [3.53e-05, 29.97002997])
+def test_an_export_reads_back_as_its_note_says_at_any_rate(fps: float, tmp_path: Path) -> None:
+    """Times are exact to the nanosecond: one that is too late would give a step the row before."""
+    made = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "made", **MARKED)
+    result = rbtool.export(made.path, tmp_path / "out.mcap", fps=fps)
+    note = next(note for note in result.notes if "--fps" in note)
+    assert f"--fps {fps} " in note
+    pairs = "observation.state=/observation/state action=/action reward=/reward"
+    found, _ = rows_of(result.path, {"map": pairs, "fps": fps, "episodes_by": "topic:/episode"})
+    for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
+        for key in ("observation.state", "action", "reward"):
+            assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
 
 
 def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_notes_count_the_episodes_chosen(tmp_path: Path) -> None:
             "it is float64 [3] in episode 1 and float64 [2] in episode 0",
         ),
         ([{"x": np.arange(5)}, {"x": np.arange(7)}, {}], "it has 7 rows in episode 1, which has 1 steps"),
-        ([{"x": 3}, {}, {}], "in episode 0 it is a single value, not one a step"),
+        ([{"x": 3}, {}, {}], "in episode 0 it is a single value, not one per step"),
         ([{"x": np.arange(5)}, {"x": ["a", "b"]}, {}], "it is text in episode 1 and int64 [] in episode 0"),
         (
             [{"x": np.arange(5)}, {"x": {"y": np.arange(2)}}, {}],

@@ -151,7 +151,7 @@ def test_floats_that_float32_does_not_hold_stay_float64(tmp_path: Path) -> None:
         rows = reader.read(("observation", "state"), 0, 7)
     assert rows.dtype == np.float64
     assert rows.tolist() == [step["observation"]["state"] for one in episodes for step in one["steps"]]
-    assert any("float64, since float32 does not hold all values: observation.state" in note for note in result.notes)
+    assert any("float64, since float32 cannot hold all values: observation.state" in note for note in result.notes)
 
 
 def without(episode: dict[str, Any], name: str, *, steps: slice = slice(None)) -> dict[str, Any]:
@@ -173,12 +173,12 @@ def larger_image(episode: dict[str, Any]) -> dict[str, Any]:
 
 
 ODD = {
-    "a field less": (lambda one: without(one, "language_embedding"), "language_embedding is not in all episodes"),
-    "a field more": (lambda one: with_value(one, "extra", 1.0), "extra is not in all episodes: this one has it"),
+    "a field less": (lambda one: without(one, "language_embedding"), "language_embedding must be in all episodes"),
+    "a field more": (lambda one: with_value(one, "extra", 1.0), "extra must be in all episodes or in none"),
     "another width": (lambda one: with_value(one, "language_embedding", [1.0]), r"\[1\], in other episodes"),
     "ragged": (lambda one: with_value(one, "language_embedding", [1.0], slice(2, 3)), "differ in form"),
     "no reward": (lambda one: without(one, "reward", steps=slice(1, 2)), "reward: its values differ"),
-    "no action": (lambda one: without(one, "action"), "action.* is not in all episodes"),
+    "no action": (lambda one: without(one, "action"), "action.* must be in all episodes"),
     "larger images": (larger_image, r"uint8 \[9, 9, 3\], in other episodes uint8 \[6, 6, 3\]"),
     "last inside": (lambda one: with_value(one, "is_last", True), "is_last is set in step 0 of 4"),
     "terminal inside": (lambda one: with_value(one, "is_terminal", True), "is_terminal is set in step 0 of 4"),
@@ -210,7 +210,7 @@ def test_episodes_without_an_end_are_noted(tmp_path: Path) -> None:
     open_ended = with_value(with_value(random_openx_episode(4, seed=9), "is_last", False), "is_terminal", False)
     folder = write_openx(tmp_path / "toy", [[*random_openx((3, 4)), open_ended]])
     notes = rbtool.convert(folder, tmp_path / "out", **TRUST).notes
-    assert "1 episode does not end with is_last, and is incomplete" in notes
+    assert "1 incomplete episode without is_last at the end" in notes
 
 
 def test_a_damaged_image_inside_an_episode_is_named(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_an_episode_that_differs_is_named_or_left_out(tmp_path: Path) -> None:
     for step in episodes[4]["steps"]:
         del step["language_embedding"]
     write_openx(tmp_path / "toy", [episodes[:2], episodes[2:]])
-    with pytest.raises(FormatError, match=r"toy_00004.data.pickle: language_embedding is not in all episodes"):
+    with pytest.raises(FormatError, match=r"toy_00004.data.pickle: language_embedding must be in all episodes"):
         list(streamed(tmp_path, None, shuffle=False))
     stream = streamed(tmp_path, None, shuffle=False, skip_bad=True)
     with pytest.warns(UserWarning, match="left out of shard"):

@@ -113,7 +113,7 @@ def test_hostile_members_refuse_the_archive(tmp_path: Path, name: str, header: d
         add_member(archive, "toy_00000.data.pickle", pickle.dumps(random_openx_episode(3)))
         add_member(archive, name, b"", **header)
     for options in ({}, {"skip_bad": True}):
-        with pytest.raises(FormatError, match=r"leads out of a folder|is a link|neither a file nor a folder"):
+        with pytest.raises(FormatError, match=r"leads out of the archive|is a link|neither a file nor a folder"):
             rbtool.convert(file, tmp_path / "out", **LAST, **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["toy"]
 
@@ -144,7 +144,7 @@ def test_a_pickle_that_unfolds_to_much_memory_is_refused(tmp_path: Path) -> None
     folder = write_openx(
         tmp_path / "toy", [[random_openx_episode(3), {"steps": [{"action": values, "is_first": True}]}]]
     )
-    with pytest.raises(FormatError, match=r"toy_00001.data.pickle: .* is not in all episodes"):
+    with pytest.raises(FormatError, match=r"toy_00001.data.pickle: .* must be in all episodes"):
         rbtool.convert(folder, tmp_path / "out", **LAST)
 
 

@@ -203,7 +203,7 @@ def test_sequences_that_need_their_padding_are_noted(change: Any, tmp_path: Path
 def test_next_rows_that_do_not_follow_are_refused(tmp_path: Path) -> None:
     plan = DatasetPlan((3, 2), ("terminated", "truncated"), (False, True), ODD_LEAVES[:1])
     write_plan(plan, tmp_path / "odd")
-    with pytest.raises(SchemaError, match=r"observation\.position after a step .* RLDS keeps it once"):
+    with pytest.raises(SchemaError, match=r"observation\.position after a step .* RLDS stores only one"):
         rbtool.export(tmp_path / "odd", tmp_path / "out", to="rlds")
     assert not (tmp_path / "out").exists()
 

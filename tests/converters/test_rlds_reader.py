@@ -201,7 +201,7 @@ def test_an_episode_without_is_last_ends_with_a_step(tmp_path: Path) -> None:
     result = rbtool.convert(write(tmp_path / "1.0.0", episodes), tmp_path / "out", final_step="repeat")
     with open_steps(result.path) as reader:
         assert reader.episodes.length.tolist() == [9, 9, 9, 9, 5]
-    assert any("1 episode does not end with is_last, and is incomplete" in note for note in result.notes)
+    assert any("1 incomplete episode without is_last at the end" in note for note in result.notes)
 
 
 def test_short_and_empty_episodes_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_short_and_empty_episodes_are_left_out_and_counted(tmp_path: Path) -> No
     with open_steps(result.path) as reader:
         assert reader.episodes.episode.tolist() == [0, 3, 4]
     assert any("1 episode without steps" in note for note in result.notes)
-    assert any("1 episode of an observation and no step" in note for note in result.notes)
+    assert any("1 episode with only an observation and no step" in note for note in result.notes)
 
 
 def test_splits_are_numbered_in_their_order_and_one_can_be_chosen(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_images_of_sizes_that_are_not_stated(tmp_path: Path) -> None:
 def test_invalid_episodes_are_kept_and_named(tmp_path: Path) -> None:
     records = [record(PLAIN, random_episode(5, seed=seed), METADATA) for seed in range(5)]
     result = rbtool.convert(write_dataset(tmp_path / "1.0.0", {"train": [records]}, PLAIN, METADATA), tmp_path / "out")
-    assert any("1 episode is marked as invalid by the recorder, and kept: 3" in note for note in result.notes)
+    assert any("1 episode that the recorder marked as invalid, and kept: 3" in note for note in result.notes)
     with open_steps(result.path) as reader:
         assert reader.episode_text is not None
         assert [one["invalid"] for one in reader.episode_text] == ["false"] * 3 + ["true", "false"]
@@ -421,10 +421,10 @@ DAMAGE: dict[Callable[[Path], None], tuple[str, list[int]]] = {
     remove: (r"00001-of-00003 is missing, which has 2 episodes", [3, 4]),
     cut: (r"00001-of-00003 is cut: it ends after \d+ bytes, inside record 1", [4]),
     cut_in_a_length: (r"is cut: it ends after \d+ bytes, inside record 1", [4]),
-    damage_data: (r"the record at byte \d+ has another checksum than it states", [4]),
-    damage_length: (r"the length of record 1, at byte \d+, has another checksum than it states", [4]),
+    damage_data: (r"the checksum of the record at byte \d+ does not match", [4]),
+    damage_length: (r"the checksum of the length of record 1, at byte \d+, does not match", [4]),
     point: ("is a git-lfs pointer", [3, 4]),
-    empty: ("has 0 records, and 2 are stated of it", [3, 4]),
+    empty: ("has 0 records, and 2 in dataset_info", [3, 4]),
     no_example: ("episode 4 in toy-train.tfrecord-00001-of-00003: not a sound Example", [4]),
     contradicting: ("'steps/action' has 5 values for 2 steps, not 4", [4]),
     two_episodes: (r"is_last is set in step 1 of 4, expected one episode", [4]),
@@ -451,7 +451,7 @@ def test_what_is_damaged_is_named_and_the_rest_can_be_kept(
 def test_more_records_than_stated_are_an_error(folder: Path, tmp_path: Path) -> None:
     more = [record(PLAIN, random_episode(4, seed=seed)) for seed in range(4)]
     write_shard(shard(folder, 1), more)
-    with pytest.raises(FormatError, match="has more than the 2 records that are stated"):
+    with pytest.raises(FormatError, match="has more than the 2 records in dataset_info"):
         rbtool.convert(folder, tmp_path / "out")
     result = rbtool.convert(folder, tmp_path / "rest", skip_bad=True)
     assert result.episodes == 9

@@ -72,7 +72,7 @@ def test_without_ids_next_observations_that_do_not_follow_are_cuts(place: str, t
     lengths, reasons, notes = ends_of(write_lines(tmp_path / "a.json", batches), tmp_path / "out")
     assert lengths == [3, 5]
     assert reasons == [EndReason.INFERRED, EndReason.TERMINATED]
-    assert "the next rows do not follow after 1 episode without a flag" in notes
+    assert "the next rows do not continue 1 episode without a flag" in notes
 
 
 def test_nested_observations_show_that_batches_follow(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_compressed_columns_need_trust_and_are_then_read(tmp_path: Path) -> None
         with zipfile.ZipFile(source) as archive, archive.open(archive.namelist()[0]) as lines:
             rewards = [reward for line in lines for reward in json.loads(line)["rewards"]]
         assert reader.read(("next", "reward"), 0, 600)[:, 0].tolist() == rewards
-        assert any("time limits are those that infos state" in note for note in reader.manifest.notes)
+        assert any("time limits are taken from infos" in note for note in reader.manifest.notes)
 
 
 def lengths_of(path: Path, final_step: str = "auto") -> list[int]:
@@ -177,6 +177,28 @@ def lengths_of(path: Path, final_step: str = "auto") -> list[int]:
         facts = reader.facts()
         assert sum(map(len, reader.pieces())) == facts.steps
         return [int(length) for length in reader.episode_table().length]
+
+
+def test_a_carriage_return_between_values_ends_no_line(tmp_path: Path) -> None:
+    """JSON allows it as a blank: the second reading of a block must find the same lines as the first."""
+    rows = [
+        {
+            "obs": [float(t)],
+            "actions": t,
+            "rewards": 1.0,
+            "terminateds": t == 4,
+            "truncateds": False,
+            "eps_id": 1,
+            "t": t,
+        }
+        for t in range(5)
+    ]
+    lines = [json.dumps(row).replace(", ", ",\r" if row["t"] == 2 else ", ") for row in rows]
+    (tmp_path / "rows.json").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+    with RllibReader(tmp_path / "rows.json") as reader:
+        assert reader.facts().lengths == [5]
+        pieces = list(reader.read_episode(0))
+    assert [t for piece in pieces for t in piece.columns["action",].tolist()] == [0, 1, 2, 3, 4]
 
 
 def test_rows_of_environments_that_take_turns_are_put_together(tmp_path: Path) -> None:
@@ -405,7 +427,7 @@ def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
 def test_dones_that_are_set_nowhere_are_not_taken_as_anything(tmp_path: Path) -> None:
     rows = [row | {"dones": False} for row in rows_of_episode(1, 3, flags="dones")]
     notes = rbtool.convert(write_lines(tmp_path / "a.json", [as_batch(rows)]), tmp_path / "out").notes
-    assert "dones are set in no row" in notes
+    assert "dones are never set" in notes
     assert not any("taken as terminated" in note for note in notes)
 
 
@@ -488,9 +510,7 @@ def test_every_row_of_a_run_of_the_new_stack_equals_a_plain_reading(name: str, t
     found, result = columns_of(source, tmp_path / "out", trust_pickle=name == "columns_compressed")
     twice = name == "columns_written_twice"
     rows = plain_columns(source / "line" / "run-000001-00002" if twice else source)
-    assert [note for note in result.notes if "repeat" in note] == [
-        "5 rows that 1 later run repeats of earlier ones are left out"
-    ] * twice
+    assert [note for note in result.notes if "repeat" in note] == ["5 rows left out that 1 later run repeated"] * twice
     for key, stored in (("observation", "obs"), ("next.observation", "new_obs"), ("action", "actions")):
         assert found[key].dtype.name == ("int64" if isinstance(rows[0][stored], int) else "float32")
         assert found[key].tolist() == [row[stored] for row in rows], key
@@ -552,7 +572,7 @@ def test_pieces_that_later_runs_repeat_are_left_out(tmp_path: Path) -> None:
         write_items(folder / "a.parquet", items)
     found, result = columns_of(tmp_path / "out", tmp_path / "ted")
     assert found["length"] == [9, 3]
-    assert "8 rows that 2 later runs repeat of earlier ones are left out" in result.notes
+    assert "8 rows left out that 2 later runs repeated" in result.notes
 
 
 def test_every_step_of_packed_episodes_equals_a_plain_reading(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_key_of_long_numbers_is_compared_exactly(tmp_path: Path) -> None:
 def test_a_key_in_two_forms_is_refused(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rbtool.converters.table.reader._BLOCK_ROWS", rows)
     cells = ["007", "007", "08", " 08", "10"]
-    for more, place in ([], None), (["010"], "'010' in line 7 after '10'"), (["11", "10"], "come again"):
+    for more, place in ([], None), (["010"], "'010' in line 7 after '10'"), (["11", "10"], "occur again"):
         keys = [*cells, *more]
         path = written(tmp_path / f"{len(keys)}.csv", "\n".join(["x,id", *(f"1,{cell}" for cell in keys), ""]))
         options: Any = {"format": "table", "map": ["observation=x"], "episode_key": "id", "final_step": "repeat"}

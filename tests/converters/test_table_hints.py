@@ -117,9 +117,9 @@ def test_next_observations_and_episodes_are_proposed(tmp_path: Path) -> None:
         (("terminated", "done"), True, "terminated,done", ""),
         (("is_terminal", "done"), True, "is_terminal,done", ""),
         (("done", "truncated"), True, "done,truncated", ""),
-        (("terminals", "valids"), True, "TERMINATED,TRUNCATED", "valids says something about ends or steps, too"),
-        (("terminals", "masks"), True, "TERMINATED,TRUNCATED", "masks says something about ends or steps, too"),
-        (("is_last", "is_terminal"), True, "TERMINATED,TRUNCATED", "is_last says something about ends or steps, too"),
+        (("terminals", "valids"), True, "TERMINATED,TRUNCATED", "valids may qualify ends or steps, too"),
+        (("terminals", "masks"), True, "TERMINATED,TRUNCATED", "masks may qualify ends or steps, too"),
+        (("is_last", "is_terminal"), True, "TERMINATED,TRUNCATED", "is_last may qualify ends or steps, too"),
     ],
 )
 def test_proposed_ends_are_what_the_flags_can_only_mean(

@@ -185,7 +185,7 @@ def test_an_episode_key_that_comes_again_is_refused_with_its_rows(kind: str, tmp
     columns = named(flat(random_episodes((3, 2, 4))), traj=np.repeat([1, 2, 1], (3, 2, 4)))
     path = WRITERS[kind](tmp_path / "a", columns)
     where = ("line 5", "line 7") if kind == "csv" else ("row 3", "row 5")
-    with pytest.raises(FormatError, match=rf"1 ends before {where[0]}, and {where[1]} has it again") as raised:
+    with pytest.raises(FormatError, match=rf"1 ends before {where[0]}, and is again in {where[1]}") as raised:
         rbtool.convert(path, tmp_path / "out", format="table", map=column_map(kind), episode_key="traj")
     assert "sort the table by traj" in raised.value.hint
     assert not (tmp_path / "out").exists()
@@ -392,7 +392,7 @@ def test_cells_of_csv_stay_text_under_keys_of_text(folder: bool, tmp_path: Path)
     ((path / "a.csv") if folder else path).write_text("x,task,mix,id\n" + "\n".join(lines[: 2 if folder else 4]) + "\n")
     pairs = ["observation=x language_instruction=task info.instruction=mix info.id=id"]
     with converted(path, tmp_path / "out", map=pairs, ends="-", final_step="repeat") as reader:
-        notes = [one for one in reader.manifest.notes if "loses the zeros" in one]
+        notes = [one for one in reader.manifest.notes if "loses the leading zeros" in one]
         assert reader.read(("info", "id"), 0, 4).tolist() == [1, 2, 3, 4]
     assert [one.startswith("id is int64") and "line 2" in one for one in notes] == [True]
     rows = rbtool.load_dataset(tmp_path / "out", batch_size=4, transform=rbtool.DecodeText())[:]
@@ -513,12 +513,12 @@ def test_types_are_those_of_all_files(kind: str, tmp_path: Path) -> None:
             FormatError,
             "1 file begins with the y that the file before ends with",
         ),
-        ({"a.csv": "x,y\n1,1\n2,2\n", "b.csv": "x,y\n2,1\n"}, {"episode_key": "y"}, FormatError, "come again after"),
+        ({"a.csv": "x,y\n1,1\n2,2\n", "b.csv": "x,y\n2,1\n"}, {"episode_key": "y"}, FormatError, "occur again after"),
         (
             {"a.csv": "x,y\n1,1\n2,2\n3,1\n", "b.csv": "x,y\n2,1\n"},
             {"episode_key": "file,y"},
             FormatError,
-            "'?1'? ends before a.csv, line 3, and a.csv, line 4 has it again",
+            "'?1'? ends before a.csv, line 3, and is again in a.csv, line 4",
         ),
         (
             {"a.csv": "x,y\n1,0\n", "b.csv": "x,y\n2,0\n3,1\n"},
@@ -581,7 +581,7 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     (
         {},
         UsageError,
-        "which columns are the observation and the action is not stated",
+        "--map is missing, which states the columns",
         "columns are act, dead, few, late",
     ),
     ({"map": ["observation=obz"]}, UsageError, "has no column 'obz'; did you mean 'obs'", "columns are act"),
@@ -602,17 +602,17 @@ REFUSED: list[tuple[dict[str, Any], type[RbtoolError], str, str]] = [
     ({"map": ["observation=obs next_obs=obs"]}, UsageError, "did you mean 'next.observation'", ""),
     ({"map": ["observation=obs Next.observation=obs"]}, UsageError, "did you mean 'next.observation'", ""),
     ({"map": ["observation=obs next.rewards=r"]}, UsageError, "did you mean 'next.reward'", ""),
-    ({"map": ["observation=obs dones=dead"]}, UsageError, "flags are not fields of a map", "--ends"),
+    ({"map": ["observation=obs dones=dead"]}, UsageError, "but flags cannot be mapped", "--ends"),
     ({"map": ["observation=obs next.done=dead"]}, UsageError, "which rbtool makes", "--ends"),
     ({"map": ["observation=obs next.observation=act"]}, FormatError, "observation is float32", ""),
     ({"map": ["observation=obs next.state=act"]}, UsageError, "next.state and no state", ""),
-    ({"map": ["observation=obs reward=act"]}, FormatError, "the reward has to be one number a row", ""),
+    ({"map": ["observation=obs reward=act"]}, FormatError, "the reward must be one number per row", ""),
     ({"map": ["observation=obs,names"]}, FormatError, "'names' is text, and cannot be part of the vector", ""),
     ({"map": ["observation=obs reward=names"]}, FormatError, "'names' is text, and cannot be the reward", ""),
     (
         {"map": ["observation=obs x=names x_length=r"]},
         UsageError,
-        "'x_length', which has the lengths of",
+        "'x_length', which is reserved for the lengths of",
         "another key",
     ),
     ({"map": ["observation=obs"], "ends": "names"}, FormatError, "'names' cannot be mapped: it is text", ""),
@@ -642,7 +642,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_where_episodes_end_has_to_be_stated(tmp_path: Path) -> None:
     path = write_h5(tmp_path / "a", named(flat(random_episodes((3, 2)))))
-    with pytest.raises(UsageError, match="where episodes end is not stated") as raised:
+    with pytest.raises(UsageError, match="no option states where episodes end") as raised:
         rbtool.convert(path, tmp_path / "out", format="table", map=column_map("hdf5"))
     assert "--ends -" in raised.value.hint
 

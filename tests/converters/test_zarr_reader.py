@@ -408,7 +408,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "only empty episodes": (ends(0, 0), "chunks of meta/episode_ends are not there"),
     "ends without a chunk": (unlink("meta/episode_ends/0"), "chunks of meta/episode_ends are not there"),
-    "unknown codec": (array_2(compressor={"id": "zip9"}), "its codec is 'zip9', which rbtool does not know"),
+    "unknown codec": (array_2(compressor={"id": "zip9"}), "its codec is 'zip9', which rbtool does not support"),
     "codec with odd settings": (array_2(filters=[{"id": "delta", "x": 1}]), "'delta' cannot be made here"),
     "pickled filter": (array_2("action", filters=[{"id": "pickle"}], dtype="<f4"), ""),
     "no JSON": (lambda path: (path / "data" / "state" / ".zarray").write_text("{"), "is not JSON"),
@@ -420,8 +420,8 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "huge chunk": (array_2(chunks=[1 << 40, 3]), "a chunk takes .* at most"),
     "huge row": (array_2(shape=[11, 1 << 40]), "the rows of a chunk takes|at most"),
     "order": (array_2(order="Z"), "order is 'Z', expected C or F"),
-    "chunk without a fill value": (unlink("data/state/0.0", fill_value=None), "state no value for chunks"),
-    "bad fill value": (array_2(fill_value="x"), "fill_value is 'x', which is no float64"),
+    "chunk without a fill value": (unlink("data/state/0.0", fill_value=None), "state no fill value for missing chunks"),
+    "bad fill value": (array_2(fill_value="x"), "fill_value is 'x', expected a value of type float64"),
     "no arrays": (lambda path: shutil.rmtree(path / "data"), "has no arrays of rows in data"),
     "cut chunk": (lambda path: (path / "data" / "state" / "0.0").write_bytes(b"\2\1\1\1"), "cannot be read"),
     "long chunk": (lambda path: (path / "data" / "state" / "0.0").write_bytes(bytes(1 << 20)), "at most .* expected"),
@@ -447,8 +447,8 @@ def test_what_is_refused(name: str, tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"chunk_grid": {"name": "rectilinear"}}, "expected regular"),
-        ({"codecs": [{"name": "zip9"}, {"name": "bytes"}]}, "'zip9', which rbtool does not know"),
-        ({"codecs": []}, "its codecs have no bytes"),
+        ({"codecs": [{"name": "zip9"}, {"name": "bytes"}]}, "'zip9', which rbtool does not support"),
+        ({"codecs": []}, "its codecs do not include bytes"),
         ({"codecs": [{"name": "bytes", "configuration": {"endian": "odd"}}]}, "expected little or big"),
         ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
         ({"node_type": "tree"}, "states no node_type"),
@@ -466,7 +466,7 @@ def test_what_is_refused_of_format_3(change: dict[str, Any], said: str, tmp_path
 @pytest.mark.parametrize(
     ("stated", "said"),
     [
-        ("observation=x", "of what the action is made"), ("action=next:stat", "did you mean 'state'"),
+        ("observation=x", "names the arrays that make the action"), ("action=next:stat", "did you mean 'state'"),
         ("action=next:action", "has data/action"),
     ],
 )  # fmt: skip

@@ -99,7 +99,7 @@ def test_a_stream_fetches_each_file_once(name: str, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("someone/other", "holds no dataset of LeRobot"), ("someone/nothing", "someone/nothing"),
+    ("someone/other", "is not a dataset of LeRobot"), ("someone/nothing", "someone/nothing"),
 ])  # fmt: skip
 def test_what_is_no_dataset_is_not_found(name: str, said: str, machine: Machine) -> None:
     done = machine.run("download", "lerobot", name)

@@ -80,7 +80,7 @@ def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: P
     else:
         lost = any(float(value) != value for value in values)
     if lost:
-        with pytest.raises(FormatError, match="do not hold"):
+        with pytest.raises(FormatError, match=r"do not fit|no float equals"):
             unpickled(objects(values), tmp_path)
     else:
         assert unpickled(objects(values), tmp_path).tolist() == values
@@ -95,7 +95,7 @@ def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: P
         ([None, None], "elements of type NoneType"),
         ([{}, {"a": 1}], "elements of type dict"),
         ([[1], [2]], "elements of type a container"),
-        ([2**64, 1], "whole numbers that 64 bits do not hold"),
+        ([2**64, 1], "whole numbers that do not fit into 64 bits"),
         ([2**53 + 1, 0.5], "the whole number 9007199254740993 among floats"),
         ([np.zeros(2), np.zeros(3)], r"float64 \[2\] first, and float64 \[3\] as element 1"),
         ([np.zeros(2), np.zeros(2, np.float32)], "different types or shapes"),
@@ -103,7 +103,7 @@ def test_numbers_come_back_exactly_or_are_refused(values: list[Any], tmp_path: P
         ([1.0, np.zeros(2)], "elements of different types"),
         ([np.array(["a"]), np.array(["b"])], "which are not numbers"),
         ([Path("a"), Path("b")], "more than data: it has pathlib"),
-        ([], "no elements"),
+        ([], "empty array of Python objects"),
     ],
 )
 def test_what_no_array_holds_is_refused(values: list[Any], why: str, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_header_of_another_shape_is_damage(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", objects([1, 2, 3]), allow_pickle=True)
     data = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(data.replace(b"(3,)", b"(4,)"))
-    with NpyFile(tmp_path / "a.npy") as file, pytest.raises(CorruptDataError, match="another shape"):
+    with NpyFile(tmp_path / "a.npy") as file, pytest.raises(CorruptDataError, match="does not have the shape"):
         file.unpickle()
 
 

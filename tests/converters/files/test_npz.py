@@ -245,8 +245,8 @@ def _array(values: Any) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("../a.npy", "out of a folder"), ("/a.npy", "out of a folder"), ("x/../../a.npy", "out of a folder"),
-     ("a\\b.npy", "out of a folder")],
+    [("../a.npy", "out of the archive"), ("/a.npy", "out of the archive"), ("x/../../a.npy", "out of the archive"),
+     ("a\\b.npy", "out of the archive")],
 )  # fmt: skip
 def test_names_that_lead_out_of_a_folder_are_refused(tmp_path: Path, name: str, why: str) -> None:
     _zip(tmp_path / "a.npz", {name: _array([1])})
@@ -283,7 +283,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     rows = _npy(_described("'|u1'", f"({(4 << 30) - 200},)"))
     data = _zip(path, {"a.npy": rows})
     path.write_bytes(_states(data, len(rows) + (4 << 30) - 200))
-    with pytest.raises(CorruptDataError, match="cannot be as many"):
+    with pytest.raises(CorruptDataError, match=r"more than .* compressed bytes can unpack to"):
         NpzFile(path)
     bomb = _npy(_described("'|u1'", "(100,)")) + bytes(50 << 20)
     data = _zip(path, {"a.npy": bomb})
