@@ -489,9 +489,9 @@ def test_documents_that_are_none(name: str, content: bytes, said: str, folder: P
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"fileFormat": "riegeli"}, "the file format 'riegeli' is not read"),
-        ({"fileFormat": ["tfrecord"]}, r"the file format .* is not read"),
-        ({"fileFormat": {"a": 1}}, r"the file format .* is not read"),
+        ({"fileFormat": "riegeli"}, "the file format is 'riegeli'"),
+        ({"fileFormat": ["tfrecord"]}, r"the file format is .*, expected tfrecord"),
+        ({"fileFormat": {"a": 1}}, r"the file format is .*, expected tfrecord"),
         ({"name": "../toy"}, "name is '../toy', expected a plain name"),
         ({"splits": [{"name": "train", "shardLengths": ["x"]}]}, "a shard of 'x' records"),
         ({"splits": [{"name": "train", "shardLengths": ["1"], "filepathTemplate": "../{DATASET}"}]}, "leads out of"),
