@@ -199,7 +199,7 @@ def _totals(result: CacheLsResult) -> tuple[str, str]:
     counts = Counter(entry.what for entry in result.entries)
     kinds = [f"{counted(count, _LABELS.get(what, what))} {size(result.bytes[what])}" for what, count in counts.items()]
     everything = f"{size(sum(result.bytes.values()))} in all"
-    freed = f"{size(result.prunable_bytes)} for prune to free"
+    freed = f"prune would free {size(result.prunable_bytes)}"
     first = f"{' · '.join(kinds) or 'nothing'} below {result.root}"
     return first, f"{everything} · {freed} · {size(result.free_bytes)} free on the disk"
 

@@ -172,14 +172,14 @@ def bench(options: BenchOptions) -> BenchResult:
         found, missing = contenders(options.libraries, stack)
         with open_steps(path) as reader:
             rows = PlainRows(reader, folder)
-        progress.start("preparing", len(found), "peers")
+        progress.start("preparing", len(found), "packages")
         for one in found:
             make_form(one, rows, path)
             progress.advance(1)
         progress.done()
         race = Race(rows, options)
         if not options.prepare:
-            progress.start("comparing", len(found), "peers")
+            progress.start("comparing", len(found), "packages")
             for one in found:
                 race.compare(one)
                 progress.advance(1)
@@ -357,7 +357,7 @@ class Contender:
         """End the process."""
         self.process.close()
 
-    def started_again(self, rows: PlainRows) -> LibraryProcess:
+    def restarted(self, rows: PlainRows) -> LibraryProcess:
         """Replace the process by a new one with the files opened, and return that."""
         self.close()
         self.process = LibraryProcess(self.name, self.python)
@@ -447,7 +447,7 @@ class Race:
             one.shuffled = float(np.abs(np.diff(found["order"])).mean() / (len(whole) / 3)) if len(whole) > 1 else 1.0
             return
         first = process.ask("epoch", _SEED, size, len(whole), self._half)
-        process = one.started_again(self._rows)
+        process = one.restarted(self._rows)
         rest = process.ask("epoch", _SEED, size, len(whole), None, first["state"])
         if sorted(first["order"] + rest["order"]) != whole:
             raise CorruptDataError(f"{one.name} resumes an epoch with other rows than those that are left")

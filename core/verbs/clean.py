@@ -308,18 +308,18 @@ class _Cleaning:
         return len(self._concerned[rule].intersection(self._numbers)) / len(self._numbers)
 
     @cached_property
-    def _judged(self) -> tuple[list[tuple[str, Finding]], list[Remaining]]:
+    def _decisions(self) -> tuple[list[tuple[str, Finding]], list[Remaining]]:
         """Return the findings that lead to changes, with the kind of change, and those that remain."""
         done, remaining = list[tuple[str, Finding]](), list[Remaining]()
         for one in self.found.findings:
-            what, why = self._decided(one)
+            what, why = self._decision(one)
             if what:
                 done.append((what, one))
             else:
                 remaining.append(_remaining(one, why))
         return done, remaining
 
-    def _decided(self, one: Finding) -> tuple[str, str]:
+    def _decision(self, one: Finding) -> tuple[str, str]:
         """Return the kind of change that resolves a finding; "" and the reason if there is none."""
         everything, rule = self.chosen.everything, one.rule
         name = BY_ID[rule].drop if rule in BY_ID else rule
@@ -359,10 +359,10 @@ class _Cleaning:
         return fps_of(self.reader.stated().documents if isinstance(self.reader, Reader) else self.reader.documents())
 
     @cached_property
-    def _rest(self) -> dict[int, tuple[int, int]]:
+    def _idle_rows(self) -> dict[int, tuple[int, int]]:
         """The idle rows that could be cut off at the start and the end of each episode, by its number."""
         table, found = self._table, dict[int, tuple[int, int]]()
-        for start, stop in (place for what, one in self._judged[0] if what == "trim" for place in one.steps):
+        for start, stop in (place for what, one in self._decisions[0] if what == "trim" for place in one.steps):
             row = int(table.index_of_step(np.array([start]))[0])
             number, rest = int(table.episode[row]), max(0, stop - start - KEPT_REST)
             lead, tail = found.get(number, (0, 0))
@@ -377,9 +377,9 @@ class _Cleaning:
         """Findings about episodes that are too short once their idle ends are cut off."""
         table, entry = self._table, BY_ID[_SHORT]
         kept = ~np.isin(
-            table.episode, [number for what, one in self._judged[0] if what == "drop" for number in one.episodes]
+            table.episode, [number for what, one in self._decisions[0] if what == "drop" for number in one.episodes]
         )
-        cut = np.array([sum(self._rest.get(number, ())) for number in self._numbers])
+        cut = np.array([sum(self._idle_rows.get(number, ())) for number in self._numbers])
         length = table.length - cut
         least = least_length(length[kept], self.limits, robot=True) if kept.any() else 0
         text = "without its idle ends, episode {1} has {0:,} steps, expected {2:.0f} or more"
@@ -394,7 +394,7 @@ class _Cleaning:
     def _done(self) -> list[tuple[str, Finding]]:
         """The findings that lead to changes, including those about episodes that become too short by trimming."""
         more = [("drop", one) for one in self._short] if _SHORT in self.chosen.rules else []
-        return [*self._judged[0], *more]
+        return [*self._decisions[0], *more]
 
     @cached_property
     def _dropped(self) -> dict[str, tuple[int, ...]]:
@@ -406,13 +406,13 @@ class _Cleaning:
         return {rule: tuple(sorted(numbers)) for rule, numbers in sorted(found.items())}
 
     @cached_property
-    def _gone(self) -> set[int]:
+    def _left_out(self) -> set[int]:
         return {number for numbers in self._dropped.values() for number in numbers}
 
     @cached_property
     def _cuts(self) -> dict[int, tuple[int, int]]:
         """The rows that are cut off at the start and the end of each remaining episode, by its number."""
-        return {number: ends for number, ends in self._rest.items() if number not in self._gone}
+        return {number: ends for number, ends in self._idle_rows.items() if number not in self._left_out}
 
     @cached_property
     def _fixes(self) -> list[str]:
@@ -422,7 +422,7 @@ class _Cleaning:
     @cached_property
     def _operations(self) -> dict[str, Any]:
         """The operations that `preprocess` applies."""
-        found: dict[str, Any] = {"episodes": self._kept} if self._gone else {}
+        found: dict[str, Any] = {"episodes": self._kept} if self._left_out else {}
         if "retime" in self._fixes:
             found["retime"] = self._rate
         if self._cuts:
@@ -431,7 +431,7 @@ class _Cleaning:
 
     @property
     def _kept(self) -> str:
-        return runs_text(sorted(set(self._numbers) - self._gone))
+        return runs_text(sorted(set(self._numbers) - self._left_out))
 
     @property
     def _step(self) -> Provenance:
@@ -455,9 +455,9 @@ class _Cleaning:
             Change(what=what, rule=one.rule, name=one.name, episodes=one.episodes, message=one.message)
             for what, one in self._done
         ]
-        known = [one for one in self._judged[1] if not one.episodes or not self._gone.issuperset(one.episodes)]
+        known = [one for one in self._decisions[1] if not one.episodes or not self._left_out.issuperset(one.episodes)]
         known += [] if _SHORT in self.chosen.rules else [_remaining(one, "not chosen") for one in self._short]
-        if self._gone.issuperset(self._numbers):
+        if self._left_out.issuperset(self._numbers):
             raise UsageError(
                 f"no episode of {self.path} would be left, because of {' and '.join(self._dropped) or 'damage'}"
             )
@@ -490,7 +490,7 @@ class _Cleaning:
 
     def _plan(self) -> Outcome[Manifest]:
         table = self._table
-        rows = np.flatnonzero(~np.isin(table.episode, list(self._gone)))
+        rows = np.flatnonzero(~np.isin(table.episode, list(self._left_out)))
         steps = int(table.length[rows].sum()) - sum(map(sum, self._cuts.values()))
         planned = Manifest(
             kind="dataset", layout="ted", request=self._request(""), steps=steps, episodes=len(rows), fields=(),
@@ -536,7 +536,7 @@ class _Cleaning:
         operations = dict(self._operations)
         before: tuple[Provenance, ...] = ()
         if isinstance(self.reader, Reader):
-            chosen = self._kept if self._gone or self._unread else None
+            chosen = self._kept if self._left_out or self._unread else None
             operations.pop("episodes", None)
             source = staging.path / "source" if operations else result
             convert(
@@ -555,15 +555,15 @@ class _Cleaning:
             shared = written.shared_bytes if source == self.path else 0
         elif source != result:
             convert(source, result, progress=asked.progress)
-        return Outcome(self._signed(result, before), {"shared_bytes": shared})
+        return Outcome(self._finished_manifest(result, before), {"shared_bytes": shared})
 
-    def _signed(self, folder: Path, before: Sequence[Provenance]) -> Manifest:
+    def _finished_manifest(self, folder: Path, before: Sequence[Provenance]) -> Manifest:
         """Correct the metadata of the source, and record the whole run as one step of provenance."""
         manifest = Manifest.load(folder)
         with open_steps(folder) as made:
             documents, table = made.documents(), made.episodes
             lengths = dict(zip(table.episode.tolist(), table.length.tolist(), strict=True))
-        changed = dict(self._mended(documents, manifest, lengths))
+        changed = dict(self._corrected_documents(documents, manifest, lengths))
         touched = {name for name in documents if changed.get(name) != documents[name]}
         for name in touched:  # remove, not overwrite: the file may be a hard link shared with another dataset
             fs.remove(folder / SOURCE_DOCUMENTS / name)
@@ -576,7 +576,7 @@ class _Cleaning:
         manifest.save(folder, at_once=True)
         return manifest
 
-    def _mended(
+    def _corrected_documents(
         self, documents: Mapping[str, bytes], manifest: Manifest, lengths: Mapping[int, int]
     ) -> Iterable[tuple[str, bytes]]:
         """Yield the metadata of the source, without statistics and with totals of the result if rows have changed."""

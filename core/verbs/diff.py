@@ -153,7 +153,8 @@ class _ContentComparison:
         a, b = self._a, self._b
         pairs = self._pairs()
         changed, close = [], 0
-        self._progress.start("comparing values", sum(not pair.same for pair in pairs), "episodes")
+        if apart := sum(not pair.same for pair in pairs):
+            self._progress.start("comparing values", apart, "episodes")
         for pair in pairs:
             compared = self._retyped if pair.same else [*self._alike, *self._retyped]
             what = self._compare(pair, compared) if compared or not pair.same else ()

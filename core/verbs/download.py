@@ -334,8 +334,8 @@ class SourceDownload:
         if there is None:
             return self._fetch_and_convert(found, started)
         if self.asked.keep_source and not self.asked.dry_run and not self._kept(found):
-            return self._there(there, found, started) | self._keep(there, found)
-        return self._there(there, found, started)
+            return self._stored_entries(there, found, started) | self._keep(there, found)
+        return self._stored_entries(there, found, started)
 
     # Names -----------------------------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class SourceDownload:
         there = self._publication(found).existing()
         return None if there is None else there.content
 
-    def _there(self, manifest: Manifest, found: Resolution, started: float) -> dict[str, Any]:
+    def _stored_entries(self, manifest: Manifest, found: Resolution, started: float) -> dict[str, Any]:
         """Return the entries of the existing dataset."""
         first = manifest.provenance[0].arguments if manifest.provenance else {}
         entries = published_entries(manifest, self._destination(found), started)
@@ -500,7 +500,7 @@ class SourceDownload:
         with originals.lock(lambda: self._note_waiting(found)):
             there = self._existing(found)  # the previous holder of the lock may have made it
             if there is not None:
-                return self._there(there, found, started)
+                return self._stored_entries(there, found, started)
             remote, fetch = self._fetch(found, originals, self.asked.revision)
             try:
                 entries = self._convert(found, remote, originals)
@@ -779,7 +779,7 @@ class HubDownload:
             if there is not None:
                 return there
             remote, manifest = self._describe()
-            fetch = self._bring(remote, originals)
+            fetch = self._fetch_missing(remote, originals)
             self._verify(originals, remote)
             self._add_transfer(originals, remote, manifest)
 
@@ -795,7 +795,7 @@ class HubDownload:
             originals.discard(self._progress.note)
         return outcome
 
-    def _bring(self, remote: RemoteDataset, originals: Originals) -> Fetch:
+    def _fetch_missing(self, remote: RemoteDataset, originals: Originals) -> Fetch:
         """Fetch the missing files, and compare them with the checksums of the hub."""
         fetch = _planned_fetch(self.root, remote, originals)
         originals.begin(remote, remote.paths, kept=False)

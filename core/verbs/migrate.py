@@ -520,8 +520,7 @@ DIFFERENT: Mapping[str, str] = {
     "StackedComposite": "iterating yields keys, as in Composite; `unbind` returns a tuple; `reshape`, `encode` and "
     "all indices work",
     "StreamingSliceSampler": "only `add` and `extend` make windows; in TorchRL `mark_update` makes them, too",
-    "TensorDictMap": "has `out_keys` even before the first write; later values may lack entries or have additional "
-    "ones",
+    "TensorDictMap": "has `out_keys` even before the first write; a later value that lacks an entry is refused",
     "TensorDictMaxValueWriter": "`get_insert_index` only returns where `add` would write; in TorchRL it reserves the "
     "place",
     "TensorDictReplayBuffer": "`sample(0)` is refused",

@@ -115,7 +115,7 @@ def sample(asked: SampleOptions) -> SampleResult:
 
 def _sample_mixture(request: SampleRequest, path: Path) -> SampleResult:
     """Draw from the ensemble that `load_dataset` would make, so that the same seed gives the same steps."""
-    options = _of_exact_length(request)
+    options = _with_slice_length(request)
 
     def opened(reader: TedReader | PackedReader) -> tuple[ReplayBuffer, EpisodeTable]:
         try:
@@ -177,7 +177,7 @@ def _sample_stream(request: SampleRequest, storage: StreamStorage) -> SampleResu
     from ..buffers.tensordict import TensorDictReplayBuffer
     from ..writers.base import ImmutableDatasetWriter
 
-    transform = reading_further(request.options, storage)
+    transform = reading_transform(request.options, storage)
     buffer = TensorDictReplayBuffer(
         storage=storage, sampler=_stream_sampler(request), writer=ImmutableDatasetWriter(), transform=transform,
         batch_size=request.size,
@@ -207,7 +207,7 @@ def _stream_sampler(request: SampleRequest) -> StreamSampler:
     return StreamSliceSampler(**size, **whole, **order)
 
 
-def _of_exact_length(request: SampleRequest) -> SampleOptions:
+def _with_slice_length(request: SampleRequest) -> SampleOptions:
     """Return the options for the members of a mixture, with the length of slices instead of their number.
 
     Each member gives a part of the batch, in which all slices must have the same length.
@@ -250,7 +250,7 @@ def _require_reach(buffers: Iterable[ReplayBuffer], tables: Iterable[EpisodeTabl
 def _buffer(reader: StepReader, options: SampleOptions, batch_size: int | None = None) -> TensorDictReplayBuffer:
     """Make the buffer to sample from, with its sampler, priorities and transforms."""
     priorities = None if options.priority is None else initial_priorities(reader, options.priority)
-    transform = reading_further(options, reader)
+    transform = reading_transform(options, reader)
     import torch  # imported here because it takes seconds, and an invalid request should fail before
 
     from ..buffers.tensordict import TensorDictReplayBuffer
@@ -288,7 +288,7 @@ _OBSERVATION: Key = ("observation",)
 _CHANNELS = (1, 3, 4)
 
 
-def reading_further(asked: SampleOptions, dataset: StepReader | StreamStorage) -> Compose | None:
+def reading_transform(asked: SampleOptions, dataset: StepReader | StreamStorage) -> Compose | None:
     """Return the transform that reads windows or stacks frames; None if neither is requested.
 
     By default all images are stacked, else `observation`. Raises UsageError for a key that is not a field or, for

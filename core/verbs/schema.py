@@ -53,7 +53,10 @@ def schema(kind: str) -> SchemaResult:
         importlib.import_module(f"{package.__name__}.{found.name}")
     known = {str(one.kind): one for one in _kinds(Result)}
     if kind not in known:
-        raise UsageError(f"there are no documents of the kind {kind!r}{did_you_mean(kind, sorted(known))}")
+        raise UsageError(
+            f"there are no documents of the kind {kind!r}{did_you_mean(kind, sorted(known))}",
+            hint=f"known: {', '.join(sorted(known))}",
+        )
     result = known[kind]
     described = _object(result)
     first = {"schema": {"const": result.schema}, "kind": {"const": kind}}

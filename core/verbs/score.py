@@ -314,7 +314,7 @@ class _Scoring:
         self._not_finite = np.zeros(count, bool)
         self._figures: dict[str, list[Array]] = defaultdict(list)
         self._parts_of_family: list[int] = []
-        self._settle_scales()
+        self._estimate_scales()
 
     def _values_of(self, field: Field) -> Array:
         """Return the values of a discrete action, for one-hot encoding; none if there are too many."""
@@ -322,7 +322,7 @@ class _Scoring:
         count = int(high) - int(low) + 1
         return np.arange(int(low), int(high) + 1) if _width(field) * count <= _MOST_VALUES else np.zeros(0, np.int64)
 
-    def _settle_scales(self) -> None:
+    def _estimate_scales(self) -> None:
         """Estimate the ranges of states and the deviations of all components from some episodes."""
         table = self._table
         some = np.unique(np.linspace(0, len(table) - 1, _FAMILY).astype(np.int64))
@@ -371,7 +371,7 @@ class _Scoring:
         samples = self._samples_of_an_episode()
         kept: list[list[Array]] = [[], [], []]
         for rows in self._blocks():
-            for store, seen in zip(kept, self._look(rows, samples), strict=True):
+            for store, seen in zip(kept, self._measure(rows, samples), strict=True):
                 store.append(seen)
         self._reporter.done()
         figures = {name: np.concatenate(parts) for name, parts in self._figures.items()}
@@ -415,7 +415,7 @@ class _Scoring:
             yield slice(first, last)
             first = last
 
-    def _look(self, rows: slice, samples: int) -> tuple[Array, Array, Array]:
+    def _measure(self, rows: slice, samples: int) -> tuple[Array, Array, Array]:
         """Compute the figures of some episodes; return states, actions and changes of states at some of their steps.
 
         `begins` are the rows of the block at which its episodes start: `np.add.reduceat(values, begins)` sums over
@@ -437,7 +437,7 @@ class _Scoring:
         # The change that follows the last step is not in these rows, so that an earlier step is taken.
         places = begins[:, None] + (np.linspace(0, 1, samples) * np.maximum(lengths - 2, 0)[:, None]).astype(np.int64)
         following = np.minimum(places + 1, (begins + lengths - 1)[:, None])
-        seen = np.concatenate([states[places], *self._seen(places + start)], axis=2)
+        seen = np.concatenate([states[places], *self._thumbnails(places + start)], axis=2)
         self._reporter.advance(int(self._table.length[rows].sum()))
         return seen, actions[places] / self._action_deviation, change[following] / self._change
 
@@ -486,7 +486,7 @@ class _Scoring:
         self._figures["family"].append(np.concatenate(parts, axis=1).astype(np.float32))
         self._parts_of_family = [part.shape[1] for part in parts]
 
-    def _seen(self, steps: Array) -> list[Array]:
+    def _thumbnails(self, steps: Array) -> list[Array]:
         """Return small copies of images at steps `[episodes, samples]`; each field weighs as much as all states."""
         found = []
         for field in self._pictures:

@@ -189,7 +189,7 @@ def _require_dataset(path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
+class _RemoteState:
     """The state of a branch of the repository: its newest commit, its files, and its card.
 
     `parent` is None for a repository that does not exist. `is_new` is True if the branch does not exist or has no
@@ -229,9 +229,9 @@ class _Upload:
     def run(self) -> dict[str, Any]:
         """Return the entries of an `UploadResult`."""
         self.hub.require_token(str(self.target))
-        there = self._look()
+        there = self._remote_state()
         checked = self._checked()
-        local = self._hashed()
+        local = self._local_files()
         deleted = self._superfluous(local, there)
         stated = license_of(there.card)
         chosen = self.asked.license or stated or "unknown"
@@ -250,7 +250,7 @@ class _Upload:
             "deleted": tuple(deleted), "already_there": done, "notes": tuple(self.notes),
         }  # fmt: skip
 
-    def _entries(self, checked: CheckResult, there: _There, license: str) -> dict[str, Any]:
+    def _entries(self, checked: CheckResult, there: _RemoteState, license: str) -> dict[str, Any]:
         manifest = self.files.manifest
         return {
             "path": self.path, "branch": self._branch, "hub": hub_endpoint(), "license": license,
@@ -280,7 +280,7 @@ class _Upload:
             )
         return result
 
-    def _hashed(self) -> list[LocalFile]:
+    def _local_files(self) -> list[LocalFile]:
         """Read and hash all files of the dataset, which have to match the manifest."""
         manifest = self.files.manifest
         self._progress.start("hashing", manifest.bytes, "bytes")
@@ -306,12 +306,12 @@ class _Upload:
 
     # The repository ------------------------------------------------------------------------------------
 
-    def _look(self) -> _There:
+    def _remote_state(self) -> _RemoteState:
         """Query the state of the repository."""
         self._progress.note(f"asking {hub_endpoint()} for {self.target}")
         private = self.hub.is_private(self._name)
         if private is None:
-            return _There(None, {}, b"", self.asked.private, is_new=True)
+            return _RemoteState(None, {}, b"", self.asked.private, is_new=True)
         if self.asked.private and not private:
             raise UsageError(
                 f"the repository {self._name} is public, not private; nothing was uploaded",
@@ -323,7 +323,7 @@ class _Upload:
             raise FormatError(f"the repository {self._name} has no branch {MAIN}")
         tree = {file.path: file for file in self.hub.tree(self._name, parent)}
         own = self._branch == MAIN or (self._branch in branches and parent != branches.get(MAIN))
-        return _There(parent, tree, self._card_of(tree, parent), private, is_new=not own)
+        return _RemoteState(parent, tree, self._card_of(tree, parent), private, is_new=not own)
 
     def _card_of(self, tree: Mapping[str, HubFile], commit: str) -> bytes:
         card = tree.get(CARD)
@@ -332,7 +332,7 @@ class _Upload:
         address = self.hub.address(self._name, commit, CARD)
         return read_small(self.hub, address, limit=CARD_BYTES, size=card.size, checksum=card.checksum)
 
-    def _superfluous(self, local: list[LocalFile], there: _There) -> list[str]:
+    def _superfluous(self, local: list[LocalFile], there: _RemoteState) -> list[str]:
         """Return the files to delete; UsageError if the repository has foreign files and `force` is not set."""
         here = {file.path for file in local}
         foreign = sorted(there.tree.keys() - here - _KEPT)
@@ -349,7 +349,7 @@ class _Upload:
 
     # Sending -------------------------------------------------------------------------------------------
 
-    def _send(self, files: list[LocalFile], deleted: list[str], there: _There) -> tuple[str, int]:
+    def _send(self, files: list[LocalFile], deleted: list[str], there: _RemoteState) -> tuple[str, int]:
         """Send the files and commit them; return the commit and the bytes that had to be sent."""
         if there.parent is None:
             self.hub.create(self._name, private=self.asked.private, note=self._progress.note)

@@ -49,7 +49,7 @@ def test_the_listing_shows_bytes_use_and_leftovers(folder, leftover, shell):
     found = json.loads(shell("rbtool cache ls --json", folder).stdout)
     assert (found["schema"], found["kind"], found["prunable_bytes"]) == (1, "cache ls", found["entries"][1]["bytes"])
     assert "1 dataset " in done.stderr
-    assert "for prune to free" in done.stderr
+    assert "prune would free" in done.stderr
 
 
 def test_quiet_names_the_datasets_and_what_is_wrong(folder, leftover, shell):
