@@ -767,7 +767,7 @@ def test_clean_refuses_damage_that_no_episode_is_named_for(tmp_path: Path, dry_r
     assert found.mend.endswith(f"rbtool convert {tmp_path}/walks DEST --skip-bad")
     with pytest.raises(CorruptDataError, match="is damaged") as caught:
         rbtool.clean(tmp_path / "walks", tmp_path / "clean", dry_run=dry_run)
-    assert "--skip-bad takes" in caught.value.hint
+    assert "--skip-bad keeps" in caught.value.hint
     assert not (tmp_path / "clean").exists()
 
 
