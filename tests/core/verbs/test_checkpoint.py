@@ -595,7 +595,7 @@ def test_a_buffer_that_torchrl_saved_is_replaced_when_asked(dataset: Path, tmp_p
 
 
 def test_requests_that_make_no_sense_are_refused(dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="whole episodes"):
+    with pytest.raises(UsageError, match="the form ted is not written"):
         checkpoint.save(dataset, tmp_path / "x", form="ted", for_library="torchrl")
     with pytest.raises(UsageError, match="'numpy'"):
         checkpoint.save(dataset, tmp_path / "x", form="flat", for_library="numpy")  # type: ignore[arg-type]
