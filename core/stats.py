@@ -185,6 +185,11 @@ class _FloatSums:
         return found
 
     def merge(self, other: _FloatSums) -> None:
+        """Add the sums of other rows, by the formulas of Chan, Golub and LeVeque.
+
+        With n = n1 + n2 and the distance d of the means: mean = mean1 + d·n2/n, squares = squares1 + squares2 +
+        d²·n1·n2/n. Both are first scaled to the larger exponent.
+        """
         total = self.count + other.count
         some = np.maximum(total, 1)
         exponent = np.maximum(self.exponent, other.exponent)
@@ -209,13 +214,23 @@ def _exponent(size: Floats) -> NDArray[np.int32]:
 
 
 _LIMB = 22
-"""Bits of the limbs that integers are cut into; `_ROWS` products of two limbs can be summed in uint64."""
+"""The number of bits of a limb, a digit of an integer, so that sums of products of limbs fit into uint64."""
 
 _ROWS = 1 << (63 - 2 * _LIMB)
+"""The number of products of two limbs whose sum fits into uint64."""
 
 
 class _WholeSums:
-    """Exact count, sum, sum of squares, minimum and maximum of each of `width` dimensions, as Python integers."""
+    """Exact count, sum, sum of squares, minimum and maximum of each of `width` dimensions, as Python integers.
+
+    Squares of 64-bit integers overflow, so the distance d of a number from the smallest one is cut into limbs of 22
+    bits, whose sums and products NumPy adds up exactly in uint64:
+
+        d  = l0 + l1·2²² + l2·2⁴⁴
+        d² = l0² + 2·l0·l1·2²² + (l1² + 2·l0·l2)·2⁴⁴ + …
+
+    Python integers then put the sums over many rows together.
+    """
 
     def __init__(self, width: int) -> None:
         self.count = 0
@@ -244,6 +259,7 @@ class _WholeSums:
         return made
 
     def _add(self, distance: Words, limbs: int) -> None:
+        """Add numbers, `[n, width]`, with this number of limbs, to the sums and the sums of squares."""
         mask = np.uint64((1 << _LIMB) - 1)
         parts = [distance] if limbs == 1 else [(distance >> np.uint64(_LIMB * k)) & mask for k in range(limbs)]
         for i, one in enumerate(parts):
