@@ -23,10 +23,10 @@ import numpy as np
 from ...core.errors import SchemaError, UsageError
 from ...core.format import fs
 from ...core.format.contracts import Array
-from ...core.format.converter import Sink
-from ...core.format.manifest import Dropped
 from ...core.format.videos import stated_fps
-from ...core.ted.schema import EPISODE, NEXT, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, state_keys
+from ...core.progress import counted
+from ...core.ted.schema import EPISODE, NEXT, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED, Field, state_keys
+from ..files.exports import RowSink
 from .containers import first_bytes, library
 
 _LIBRARY = "rbtool export"
@@ -43,7 +43,7 @@ _MADE = frozenset({"time", "age", "late"})
 """First parts of the keys that the reader of logs makes."""
 
 
-class McapExporter(Sink):
+class McapExporter(RowSink):
     """Writes episodes as one MCAP log, with a few steps in memory."""
 
     option_names = frozenset({"fps"})
@@ -56,24 +56,17 @@ class McapExporter(Sink):
     def prepare(self) -> None:
         """Choose the fields that have a topic, and the rate."""
         library("mcap.writer")
-        fields = {field.key: field for field in self.chosen.fields}
-        states = set(state_keys(self.chosen.fields))
-        self._fields: list[Field] = []
-        implied = {EPISODE, NEXT_DONE, NEXT_REWARD, NEXT_TERMINATED, NEXT_TRUNCATED}
-        for key, field in fields.items():
-            if key[0] == NEXT:
-                if key not in implied and key[1:] not in states:
-                    self.dropped.append(Dropped(field.name, "only observations and the reward are stored after a step"))
-            elif key[0] in _MADE:
-                self.dropped.append(Dropped(field.name, "the messages of the log have their own times"))
-            elif key not in implied:
-                if field.dtype not in _KINDS:
-                    raise SchemaError(f"{field.name} is {field.dtype}, which an MCAP export does not support")
-                self._fields.append(field)
-        if NEXT_REWARD in fields and fields[NEXT_REWARD].dtype not in _KINDS:
-            raise SchemaError(f"next.reward is {fields[NEXT_REWARD].dtype}, which an MCAP export does not support")
-        self._states = states
-        self._reward = fields.get(NEXT_REWARD)
+        fields = self.chosen.fields
+        self._states = set(state_keys(fields))
+        self._fields = [field for field in fields if field.key != EPISODE and field.key[0] not in {NEXT, *_MADE}]
+        self._reward = next((field for field in fields if field.key == NEXT_REWARD), None)
+        stored = [*self._fields, *([] if self._reward is None else [self._reward])]
+        for field in stored:
+            if field.dtype not in _KINDS:
+                raise SchemaError(f"{field.name} is {field.dtype}, which an MCAP export does not support")
+        after = [(NEXT, *key) for key in self._states]
+        self.place([field.key for field in stored], [NEXT_TERMINATED, NEXT_TRUNCATED, *after])
+        self._row_bytes = sum(field.row_bytes for field in stored)
         stated = self.options.get("fps") or stated_fps(self.chosen.reader)
         if stated is not None and not 0 < stated <= 10**6:
             raise UsageError(f"--fps is {stated}, expected steps a second")
@@ -93,6 +86,9 @@ class McapExporter(Sink):
             self.notes.append(
                 f"{count:,} episodes have next observations that differ from the next step: only the last is stored"
             )
+        if inside := self.flags_inside():
+            self.notes.append(f"flags in {counted(inside, 'step')} inside episodes are not stored")
+        self.note_both()
         if table.has_seed.any():
             self.notes.append("seeds of episodes are not stored")
         pairs = " ".join(f"{'.'.join(field.key)}=/{'/'.join(field.key)}" for field in self._fields)
@@ -135,8 +131,7 @@ class McapExporter(Sink):
 
         mark(0, {**text, "event": "start", "episode": int(table.episode[at])})
         reader = self.chosen.reader
-        row_bytes = sum(field.row_bytes for field in self.chosen.fields)
-        for low, high in _ranges(start, stop, max(1, _CHUNK_BYTES // max(1, row_bytes))):
+        for low, high in _ranges(start, stop, max(1, _CHUNK_BYTES // max(1, self._row_bytes))):
             rows = {field.key: reader.read(field.key, low, high) for field in self._fields}
             rewards = None if self._reward is None else reader.read(NEXT_REWARD, low, high)
             for step in range(low - start, high - start):
@@ -146,7 +141,7 @@ class McapExporter(Sink):
                 if rewards is not None and self._reward is not None:
                     data = types.message(self._reward, rewards[step - (low - start)], time(step + 1))
                     writer.add_message(channels[NEXT_REWARD], time(step + 1), data, time(step + 1))
-            progress(row_bytes * (high - low))
+            progress(self._row_bytes * (high - low))
         steps = stop - start
         for field in self._fields:
             if field.key in self._states:

@@ -34,6 +34,7 @@ import rbtool
 from rbtool.converters.logs.reader import LogReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.converter import Reader
+from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
 from rbtool.core.testing.readers import ReaderTests, joined
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -1495,6 +1496,12 @@ def test_an_export_reads_back_as_its_note_says_at_any_rate(fps: float, tmp_path:
     for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
         for key in ("observation.state", "action", "reward"):
             assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
+
+
+def test_an_export_counts_the_ends_that_it_cannot_state(tmp_path: Path) -> None:
+    write_plan(DatasetPlan((3, 2), ("truncated", "both"), (False, False), ODD_LEAVES[:1]), tmp_path / "made")
+    notes = rbtool.export(tmp_path / "made", tmp_path / "out.mcap", fps=10).notes
+    assert "1 episode that ended terminated and truncated: stored as terminated" in notes
 
 
 def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tmp_path: Path) -> None:
