@@ -194,7 +194,7 @@ def test_without_the_network_what_needs_it_says_so_at_once(machine, hub, variabl
     [
         (["download", "minari", "../up-v0"], 2, "is not a dataset id"),
         (["download", "arcade", "pong-v0"], 2, "source 'arcade' is unknown"),
-        (["download", "minari", SMALL, "--local", "--frozen"], 2, "--frozen is about the remote"),
+        (["download", "minari", SMALL, "--local", "--frozen"], 2, "--frozen needs the remote"),
         (["download", "minari", SMALL, "--frozen", "--force"], 2, "leave one out"),
         (["download", "minari", SMALL, "--episodes", "7:3"], 2, "holds no episode"),
         (["download", "minari", SMALL, "--episodes", "100000"], 2, "100000"),
