@@ -264,7 +264,7 @@ def test_bins_are_those_of_torchrl(count: int, arguments: tuple[int, ...], frame
 
 @each(("times", "fps", "words"), [
     ([0.0], 0, "fps is 0"), ([0.0], -1.0, "fps is -1.0"), ([0.0], float("nan"), "fps is nan"), ([0.0], "10", "fps is"),
-    ([float("nan")], 10, "numbers from 0"), ([-0.1], 10, "numbers from 0"), ([float("inf")], 10, "numbers from 0"),
+    ([float("nan")], 10, "seconds from 0"), ([-0.1], 10, "seconds from 0"), ([float("inf")], 10, "seconds from 0"),
 ])  # fmt: skip
 def test_times_that_no_frame_has_are_refused(times: list[float], fps: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
