@@ -186,7 +186,7 @@ def read_commits(folder: Path) -> CommitsFound:
 
 
 def log_bytes(commits: list[Commit], schema: PackedSchema) -> bytes:
-    """Return the contents of the log for these episodes, which are also those of the copy."""
+    """Return the contents of the log, and of its copy, for these episodes."""
     mark = schema_mark(schema)
     return b"".join(commit.to_bytes(number, mark) for number, commit in enumerate(commits))
 

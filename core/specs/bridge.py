@@ -55,7 +55,7 @@ class Counterpart(ABC):  # noqa: B024  # subclasses define the abstract methods
 
 
 def is_own(spec: object) -> bool:
-    """Return whether an object is of one of our classes; `isinstance` is also true for those of TorchRL."""
+    """Return whether an object is of one of our classes; `isinstance` also accepts TorchRL's classes."""
     return Counterpart in type(spec).__mro__
 
 

@@ -353,8 +353,8 @@ class History(TensorClass, nocast=True):
 
         1. `chat_template`,
         2. the template with the name `chat_template_name`,
-        3. the template for the model family in `tokenizer.name_or_path`: those of `add_chat_template`, then Qwen,
-           DialoGPT, Falcon, DeepSeek and Llama,
+        3. the template for the model family in `tokenizer.name_or_path`: one from `add_chat_template`, else Qwen,
+           DialoGPT, Falcon, DeepSeek or Llama,
         4. the tokenizer's own template, if it has `{% generation %}`,
         5. ChatML.
 
@@ -773,7 +773,7 @@ class _Writer:
         return _row(self._encoded(self.text(messages))["input_ids"]).unsqueeze(0)
 
     def tensordict(self, messages: list[Message], tensors: str, mask: bool) -> TensorDict:
-        """Return the tokens of a conversation, `[L]`, and with `mask` those of assistants."""
+        """Return the tokens of a conversation, `[L]`; with `mask` also which of them are from assistants."""
         found: Any = None
         if self._has_templates and not (mask and GENERATION not in self.template.template):
             returns = {"return_tensors": tensors, "return_dict": True, "return_assistant_tokens_mask": mask}
