@@ -132,7 +132,7 @@ class ParquetExporter(Sink):
             f"{self.chosen.steps:,} steps in {len(self.chosen.rows):,} episodes, exported by {created_by()}"
             f" from {manifest.request.source}:{manifest.request.id}.\n\n"
             "```python\nfrom datasets import load_dataset\n\n"
-            'steps = load_dataset(FOLDER)["train"]  # a row for each step; episode_index is the row of its episode\n'
+            'steps = load_dataset(FOLDER)["train"]  # a row a step; episode_index is the row of its episode\n'
             'episodes = load_dataset(FOLDER, "episodes")["train"]\n```\n'
         )
 
