@@ -514,7 +514,7 @@ def test_rows_that_the_metadata_do_not_count_are_named(older: Path) -> None:
     rows = [json.loads(line) for line in (older / "meta/episodes.jsonl").read_text().splitlines()]
     rows[1]["length"] = 7
     write_lines(older / "meta/episodes.jsonl", rows)
-    assert_two_are_left(older, "3 rows of episode 1, the metadata state 7")
+    assert_two_are_left(older, "3 rows of episode 1, but the metadata state 7")
 
 
 def test_an_episode_that_the_metadata_do_not_name_is_named(older: Path) -> None:
