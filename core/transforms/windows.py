@@ -109,7 +109,7 @@ class NextStateReconstructor(Transform):
     Steps follow one another along the last dimension of the batch, as in slices. A step without a successor gets
     `fill_value`: at the end of the batch, and where the next step has another id, a done flag is set, or
     `step_count_key` or the stored `"index"` does not increase by one. Default entries that are not in the batch are
-    ignored.
+    ignored. Single steps drawn from a storage of several dimensions need ids, as `"index"` is only their row.
 
     Args:
         keys: the entries.

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.returns import add_rewards_to_go
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
+from rbtool.core.samplers.slices import SliceSampler
+from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import ListStorage
 from rbtool.core.ted.schema import Field, role_of
 from rbtool.core.transforms.returns import DensifyReward, MultiStep, ReturnToGo
@@ -214,3 +217,33 @@ def test_returns_do_not_depend_on_how_many_are_summed_at_once(lengths: list[int]
     many = np.tile(rewards, copies)
     add_rewards_to_go(many, np.tile(ends, copies), gamma)
     assert many.tobytes() == np.tile(alone, copies).tobytes()
+
+
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize(
+    ("storage", "options"),
+    [
+        (LazyTensorStorage, {}),
+        (LazyTensorStorage, {"strict_length": False, "pad_output": True}),
+        (LazyTensorStorage, {"batched": True}),
+        (ListStorage, {"strict_length": False, "pad_output": True}),
+    ],
+)
+def test_returns_of_a_batch_of_slices_end_with_each_slice(storage: Any, options: dict[str, Any], ids: bool) -> None:
+    """Neighbouring slices of a batch may come from one trajectory, and padding repeats a reward."""
+    count = torch.arange(20)
+    more = {"number": count, **({"episode": count // 10} if ids else {})}
+    data = steps([1.0] * 20, (count % 10 == 9).tolist(), **more)
+    generator = torch.Generator().manual_seed(0)
+    sampler = SliceSampler(slice_len=4, **options)
+    buffer = TensorDictReplayBuffer(
+        storage=storage(20), sampler=sampler, batch_size=16, transform=ReturnToGo(), generator=generator
+    )
+    buffer.extend(data[:13])
+    for _ in range(20):
+        batch = buffer.sample().reshape(-1, 4)
+        mask = batch.get(("collector", "mask"), torch.ones(4, 4, dtype=torch.bool))
+        expected = mask.flip(-1).cumsum(-1).flip(-1)
+        assert torch.equal(batch["return_to_go"].squeeze(-1)[mask], expected[mask].double())
+    assert torch.equal(buffer[:]["number"], count[:13])
+    assert not buffer[:]["next", "done"][:9].any()
