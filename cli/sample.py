@@ -117,7 +117,7 @@ def _counts(result: SampleResult) -> str:
 
 
 def _drawn_lines(result: SampleResult, width: int | None) -> Iterator[list[Cell]]:
-    """Return the first few drawn steps or slices; for a mixture, those of each dataset and their number."""
+    """Return the first few drawn steps or slices; for a mixture, the first few of each dataset and their number."""
     if not result.datasets:
         yield from folded([Styled("drawn    ", "dim"), _drawn(result)], width, _TITLE)
         return

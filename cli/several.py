@@ -36,9 +36,9 @@ def of_each(
 
     `failed` is called with the name and the error of each dataset that fails.
 
-    For a single name that is not a pattern, the output is that of `run`. For several, an empty line and, with `named`,
-    the name of the dataset come before each text; `--json` gives one document with the document or error of each
-    dataset by name.
+    For a single name that is not a pattern, the output is the same as from `run`. For several, an empty line and,
+    with `named`, the name of the dataset come before each text; `--json` gives one document with the document or error
+    of each dataset by name.
     """
     if len(datasets) == 1 and not _is_pattern(datasets[0]):
         try:

@@ -140,7 +140,7 @@ class BufferSteps(PassedSteps):
 
     @cached_property
     def _numbers(self) -> Array:
-        """The episode numbers in the rows; those of the table if the rows have none, or two episodes have the same."""
+        """The episode numbers in the rows; the table's if the rows have none, or two episodes have the same."""
         table = self.source.episodes
         field = next((field for field in self.source.fields if field.key == EPISODE), None)
         if field is None or field.shape not in {(), (1,)} or "int" not in field.dtype:

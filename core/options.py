@@ -74,7 +74,7 @@ class VerbOptions:
 
     @classmethod
     def described(cls) -> dict[str, Option]:
-        """Return the descriptions of the options, by the names of their fields; those of base classes come last."""
+        """Return the descriptions of the options, by the names of their fields; inherited fields come last."""
         return {one.name: one.metadata["option"] for one in ordered_fields(cls) if "option" in one.metadata}
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class VerbOptions:
 
 
 def ordered_fields(options: type[Any]) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a dataclass, positional arguments first, and its own before those of its bases."""
+    """Return the fields of a dataclass, positional arguments first, and its own before inherited ones."""
     own = {name: place for place, name in enumerate(vars(options).get("__annotations__", ()))}
     return sorted(dataclasses.fields(options), key=lambda one: (bool(one.kw_only), own.get(one.name, len(own))))
 

@@ -193,7 +193,7 @@ class AlohaReader(GroupReader):
         return {file.stem: file for file in sorted(folder.glob("*.json")) if file.is_file()}
 
     def files(self) -> list[Path]:
-        """Return the files of episodes, and those of their instructions."""
+        """Return the files of episodes, and the files of their instructions."""
         stems = {path.stem for path in self.opened.paths}
         return [*self.opened.paths, *(file for stem, file in self._texts().items() if stem in stems)]
 

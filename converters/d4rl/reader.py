@@ -474,7 +474,7 @@ class D4rlFile:
         found.infos.append(InfoColumn(path, key, dtype_name(column.dtype), column.shape[1:]))
 
     def _info_of_that_name(self, path: str) -> str:
-        """Return the member of `infos/` whose key equals that of a column outside of it, or contains it; "" if none."""
+        """Return the member of `infos/` whose key equals or contains the key of a column outside of it; "" if none."""
         name = _INFOS.rstrip("/")
         for part in path.split("/"):
             name = f"{name}/{part}"

@@ -188,7 +188,7 @@ def _merge(
 
 
 def _difference(odd: _Signature, common: _Signature, first: str) -> str:
-    """Describe the first difference between the required columns of an episode and those of the episode `first`."""
+    """Describe the first difference between the required columns of an episode and of the episode `first`."""
     here, there = ({path: (form, more) for path, form, more in one} for one in (odd, common))
     for path in sorted(here.keys() | there.keys()):
         name = column_name(path)
@@ -454,7 +454,7 @@ def flags_of(values: Array, path: ColumnPath, name: str, start: int = 0) -> Arra
 def single_forms(
     columns: Mapping[ColumnPath, StoredColumn], paths: Sequence[ColumnPath], name: str
 ) -> dict[ColumnPath, ColumnForm]:
-    """Return the forms of those of the columns `paths` that the episode has; FormatError unless rows are one number."""
+    """Return the forms of the columns among `paths` that the episode has; FormatError unless rows are one number."""
     forms = {path: columns[path].form for path in paths if path in columns}
     for path, form in forms.items():
         require_single(f"{name}: {path[0]!r} has", form.shape)

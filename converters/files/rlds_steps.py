@@ -116,8 +116,8 @@ class LastSteps:
     def decide(self, choice: RldsLast) -> LastStep:
         """Decide for all episodes.
 
-        `auto` takes last steps with `is_last` for observations only if no action or reward is lost: those of every
-        such step are 0 or NaN, and `chance` is below 0.001. An episode that does not end with `is_last` is incomplete,
+        `auto` takes last steps with `is_last` for observations only if no action or reward is lost: in every such
+        step they are 0 or NaN, and `chance` is below 0.001. An episode that does not end with `is_last` is incomplete,
         and its last step is an ordinary one.
         """
         if choice == "observation":

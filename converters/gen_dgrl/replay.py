@@ -27,7 +27,7 @@ class GenDGRLExperienceReplay(SourceExperienceReplay):
 
     Raises DatasetNotFoundError (a FileNotFoundError) for an id that Gen-DGRL does not have and for a dataset that is
     not stored and must not be downloaded, CorruptDataError for a damaged one, and the errors of `rbtool.download`.
-    Names and arguments follow TorchRL; the values are those of the source.
+    Names and arguments follow TorchRL; values are as in the source.
     """
 
     source = "gen_dgrl"

@@ -286,7 +286,7 @@ class LerobotExporter(Sink):
         self._groups = self._modality()
 
     def _state_rate(self) -> None:
-        """Find the frame rate, and decide whether time stamps are kept: those of LeRobot are, at an unchanged rate."""
+        """Find the frame rate, and decide whether time stamps are kept: LeRobot's are, at an unchanged rate."""
         source = self._source_info.get("fps")
         stated = self.options.get("fps", source)
         known = isinstance(stated, int | float) and not isinstance(stated, bool) and 0 < stated <= _MOST_FPS
@@ -906,7 +906,7 @@ class _BlockPictures:
 
 
 class _Videos:
-    """The kept videos that episodes refer to; those of a feature are numbered in the order of their first use."""
+    """The kept videos that episodes refer to; the videos of a feature are numbered in the order of their first use."""
 
     def __init__(self, chosen: Chosen, features: list[ExportFeature], fps: float) -> None:
         self._chosen, self._features, self._fps = chosen, features, fps

@@ -523,7 +523,7 @@ class LeRobotExperienceReplay(SourceExperienceReplay):
         Batches contain texts as texts, and the frames of a `VideoClipRef` decoded, or references without
         `decode_video`. With `rehydrate`, rows have `("next", "observation", …)`: the following row of the episode; at
         its end NaN, or 0 in types without NaN. A column that is not a sequence is left out, with a warning. Nothing is
-        written, and `root` is not created. The other arguments are those of the class.
+        written, and `root` is not created. The other arguments are as for the class.
         """
         require_flags(decode_video=decode_video, rehydrate=rehydrate, strict_length=strict_length)
         usable = {name: column for name, column in columns.items() if _is_usable(name, column)}

@@ -128,7 +128,7 @@ class Log(Closing, ABC):
 
     Attributes:
         name: the name of the recording in errors.
-        topics: the topics by name, those of single publishers in place of divided ones.
+        topics: the topics by name, with single publishers in place of divided topics.
         divided: the names of the topics of single publishers, by the name of each divided topic.
         texts: texts about the episode, from the metadata of the recording.
         notes: sentences on anything unusual.

@@ -737,7 +737,7 @@ def names_path(fields: Mapping[str, str], path: Path) -> Path | None:
     """Return the path of the field that names the elements of a list, such as joints; None if there is none.
 
     For a list inside an element of another list, only `joint_names` counts, as for the points of a `JointTrajectory`:
-    other names may be those of the outer elements.
+    other names may belong to the outer elements.
     """
     if not path_text(path):
         return None

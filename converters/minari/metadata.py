@@ -205,7 +205,7 @@ class MinariMetadata:
         return {name: space for name, space in spaces.items() if space is not None}
 
     def documents(self) -> dict[str, bytes]:
-        """Return the bytes of the metadata files: the dataset's own and, if it exists, that of its namespace."""
+        """Return the bytes of the metadata files: the dataset's own and, if it exists, its namespace's."""
         documents = {METADATA_FILE: self.raw}
         namespace = self.folder.parent.parent / NAMESPACE_FILE
         if self.folder.name == "data" and namespace.is_file():

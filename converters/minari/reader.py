@@ -379,7 +379,7 @@ class Required:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the element types of space and data differ; that of the data is kept."""
+        """Whether the element types of space and data differ; the data keeps its own."""
         return (
             self.kind == "array"
             and self.form is not None
@@ -550,7 +550,7 @@ class Survey:
                 raise self.problems[number]
 
     def require_totals(self, metadata: MinariMetadata) -> None:
-        """Raise FormatError if the totals in the metadata differ from those of the data."""
+        """Raise FormatError if the totals in the metadata differ from the data."""
         for what, stated, found in (
             ("episodes", metadata.total_episodes, len(self.numbers)),
             ("steps", metadata.total_steps, sum(self.steps)),

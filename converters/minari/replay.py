@@ -31,7 +31,7 @@ class MinariExperienceReplay(SourceExperienceReplay):
 
     Raises DatasetNotFoundError (a FileNotFoundError) for a dataset that is not stored and must not or cannot be
     downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid arguments, and the errors of
-    `rbtool.download`. Names and arguments follow TorchRL; the values are those of the source.
+    `rbtool.download`. Names and arguments follow TorchRL; values are as in the source.
     """
 
     source = "minari"

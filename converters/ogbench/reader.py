@@ -336,8 +336,8 @@ class OgbenchReader(ColumnReader):
     with as many rows become states, `info.NAME`. All rows of a trajectory but the last are its steps; the observation
     of the last row is the one after the last step, and its action is left out. Files in the compact form, with
     `valids`, may have `rewards`, which become `next.reward`. All episodes end truncated. They are numbered in the order
-    of the file, with those of `NAME-val.npz` after the others; if there are both files, every episode has its split
-    (`train` or `val`) as text.
+    of the file, with the episodes of `NAME-val.npz` after the others; if there are both files, every episode has its
+    split (`train` or `val`) as text.
 
     Options: `reward`, if it is `zero`, adds rewards of 0, which the files do not have; `filter_key` chooses a split;
     `id` is the id of the published dataset, and reads a file together with its `-val` file. `trust_pickle` allows

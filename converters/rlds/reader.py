@@ -1,4 +1,4 @@
-"""Reads RLDS datasets prepared by TensorFlow Datasets, without TensorFlow, and downloads those of Open X-Embodiment.
+"""Reads RLDS datasets prepared by TensorFlow Datasets, without TensorFlow, and downloads Open X-Embodiment.
 
 A first pass over all records finds the episodes, how they end, and the common form of their columns. Downloads come
 from public buckets, over https.

@@ -381,7 +381,7 @@ class _ValueForm:
         self.rows += len(array)
 
     def join(self, other: _ValueForm) -> None:
-        """Combine the types of this column with those of another one that must have the same type."""
+        """Combine the types of this column and of another one that must have the same type."""
         self.dtypes = other.dtypes = self.dtypes | other.dtypes
         self.negative = other.negative = self.negative or other.negative
 

@@ -38,8 +38,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
 
     Raises DatasetNotFoundError (a FileNotFoundError) for an id that V-D4RL does not have and for a dataset that is not
     stored and must not be downloaded, CorruptDataError for a damaged one, UsageError (a ValueError) for invalid
-    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL; the values are those of the
-    source.
+    arguments, and the errors of `rbtool.download`. Names and arguments follow TorchRL; values are as in the source.
     """
 
     source = "vd4rl"

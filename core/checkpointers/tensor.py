@@ -829,7 +829,7 @@ def describe_in_place(storage: TensorStorage, folder: Path) -> None:
 class SavedTensorRows(StorageRows):
     """The valid rows, oldest first, of a checkpoint written by a `TensorStorageCheckpointer` of rbtool or TorchRL.
 
-    Files are mapped, not loaded. Those of rbtool are compared with their digests first.
+    Files are mapped, not loaded. Files of rbtool are compared with their digests first.
 
     Args:
         path: the folder.

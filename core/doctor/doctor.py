@@ -273,7 +273,7 @@ class Doctor(Rule):
         return vectors | (cameras if cameras & stored.keys() else set())
 
     def _check_brightness(self, report: Report, stored: Mapping[str, Any]) -> None:
-        """Compare the stored means of pictures with those of the decoded frames, roughly: both are of samples."""
+        """Compare the stored means of pictures with the means of decoded frames, roughly: both are of samples."""
         for name, key in self._key_of.items():
             light = self._pictures.brightness.get(key)
             mean = _vector(_mapping(stored.get(name)).get("mean"), 3)

@@ -315,7 +315,7 @@ class Thresholds:
         jitter: the allowed deviation of a time step, as a share of the usual one.
         jittered: the share of time steps that may deviate by more.
         tolerance: the deviation of a time step that is always allowed, in seconds.
-        late: how far the first time stamp may be from that of the other episodes, in steps.
+        late: how far the first time stamp may be from the other episodes' first ones, in steps.
         mean: the allowed error of a stored mean, in standard deviations, and of a stored standard deviation, as a
             share of it.
         quantile: the allowed error of a stored quantile, as a share of the range.
@@ -333,7 +333,7 @@ class Thresholds:
         blurred: the share of pictures that may be less sharp than that, and at least 5 of them.
         exposure: the allowed jump in brightness, of 255.
         equal: the mean difference up to which pictures of two cameras show the same, of 255.
-        brightness: how far the brightness of an episode may be from that of the others, of 255.
+        brightness: how much the brightness of an episode may differ from the others', of 255.
         colours: the same for colours.
         view: the same for the parts of a picture, and for the pictures of two episodes that may be copies.
         grain: the same for noise, as a share of the usual sharpness.

@@ -1,7 +1,7 @@
 """Tasks, the contract of executors that run them, and their failures, which can be pickled.
 
 An executor has workers, and each worker has a runner: an object whose methods are called by name. `InProcessExecutor`
-is its own worker; the workers of `pool` are processes, those of `ray_cluster` are Ray actors.
+is its own worker; the workers of `pool` are processes, and of `ray_cluster` Ray actors.
 """
 
 from __future__ import annotations

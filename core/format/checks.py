@@ -140,7 +140,7 @@ def rows_of(reader: StepReader, start: int, stop: int) -> Rows:
 
 
 def readable_rows(reader: StepReader, start: int, stop: int, bad: Array) -> Iterator[Rows]:
-    """Yield rows `[start, stop)` without those of unreadable episodes, which are marked in `bad`."""
+    """Yield rows `[start, stop)` without the rows of unreadable episodes, which are marked in `bad`."""
     try:
         yield rows_of(reader, start, stop)
     except CorruptDataError:
@@ -365,7 +365,7 @@ _MOST_BYTES = 16 << 20
 
 
 def sound_episodes(reader: Reader, numbers: Sequence[int], progress: Progress) -> tuple[list[int], list[str]]:
-    """Return those of these episodes that can be read and violate no rule of TED as an error, and notes on the others.
+    """Return the episodes among these that can be read and violate no rule of TED as an error, and notes on the others.
 
     CorruptDataError if no episode is sound.
     """

@@ -352,7 +352,7 @@ class Reader(Closing, ABC):
         """Return what is known about the source before any step is read.
 
         With a selection, `episode_numbers`, `steps`, `lengths` and `notes` describe the selected episodes, and only
-        these have to be sound; the fields are those of the whole source. Without one, the source must agree with its
+        these have to be sound; the fields describe the whole source. Without one, the source must agree with its
         totals. `progress` is called with the number of episodes examined since its last call. UsageError for episodes
         that do not exist.
         """

@@ -421,7 +421,7 @@ def open_source(
 ) -> Reader:
     """Open a dataset in whatever known format is at `path`, recognised by its content unless `format` names it.
 
-    The other arguments are those of `Reader`. UsageError for an unknown format.
+    See `Reader` for the other arguments. UsageError for an unknown format.
     """
     if not path.exists():
         raise DatasetNotFoundError(f"{path} not found")

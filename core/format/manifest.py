@@ -314,7 +314,7 @@ class Manifest:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The inputs of a result made from this dataset: the digest of the content, and that of the scores if any."""
+        """The inputs of a result made from this dataset: the digest of the content, and of the scores if any."""
         scores = [file for file in self.files if file.path.startswith(SCORES)]
         return {"content_digest": self.content_digest} | ({"scores": digest_files(scores)} if scores else {})
 

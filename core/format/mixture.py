@@ -216,7 +216,7 @@ def _refuse(path: Path, mixture: Mixture) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A field whose type or shape differs between datasets: those of each dataset, `nothing` where it is missing."""
+    """A field whose type or shape differs between datasets: what each dataset has, `nothing` where it is missing."""
 
     key: str
     found: tuple[str, ...]

@@ -287,7 +287,7 @@ def table_with_returns(reader: StepReader) -> EpisodeTable:
 
 
 def returns_are_known(manifest: Manifest) -> bool:
-    """Return whether returns are known: not if rewards are sums over n steps and those of single steps are missing."""
+    """Return whether returns are known: not if only rewards summed over n steps are stored."""
     return return_field_of(manifest) is not None or not any(
         field.key == NEXT_REWARD and _is_number(field) for field in manifest.fields
     )

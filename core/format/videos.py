@@ -125,7 +125,7 @@ def ids_of_episodes(reader: StepReader, rows: Array) -> set[int]:
 
 
 def videos_of_leaves(folder: Path, fields: Iterable[Field], videos: VideoContents) -> dict[str, Path | bytes]:
-    """Return those of `videos` to which rows refer whose leaf files are in a folder.
+    """Return the videos among `videos` to which rows refer whose leaf files are in a folder.
 
     Also fields count that look like references but have another name, so that no row loses its file.
     """

@@ -300,7 +300,7 @@ def _locate(
             next rows, or -1; and the episode of every `1 << shift`-th step.
         head: the number of episodes, the shift, the addresses of the records and of the explicit next rows, and the
             bytes of a record.
-        found: gets the two addresses of the first step, then those of the second, and so on.
+        found: gets the two addresses of the first step, then the two of the second, and so on.
 
     Returns:
         -1, or the position in `numbers` of a step that does not exist.

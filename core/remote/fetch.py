@@ -337,8 +337,8 @@ def fetch_files(
         files: the files, with sizes and checksums as far as they are known.
         folder: where they go.
         transport: reads them.
-        progress: called with the number of additional bytes, including those of existing files; negative if bytes turn
-            out to be wrong. In the end the sum is the size of all files.
+        progress: called with the number of additional bytes, existing files included; negative if bytes turn out to be
+            wrong. In the end the sum is the size of all files.
         note: called with a sentence about each failure that is retried. Both are called in the calling thread.
         workers: how many files are fetched at a time.
 

@@ -460,7 +460,7 @@ class HubSource(Source):
 
 
 class HubRepositorySource(HubSource):
-    """A source of dataset repositories: any one by its `OWNER/NAME`; those of one owner are listed.
+    """A source of dataset repositories: any one by its `OWNER/NAME`; the repositories of one owner are listed.
 
     A subclass sets `name` and `owner`, and implements `look_up` with `described`.
     """

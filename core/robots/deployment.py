@@ -1,4 +1,4 @@
-"""Converts the actions of a policy to those of the robot and back: what `--action-space` did to a dataset, undone."""
+"""Converts the actions of a policy to actions of the robot and back: what `--action-space` did to a dataset, undone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ActionMapping:
     def inverse(self, actions: Any, state: Any = None, *, previous: Any = None) -> Any:
         """Convert actions of the policy to actions for the robot: the inverse of `forward`.
 
-        The arguments are those of `forward`; `previous` is the last absolute action that the robot was given.
+        It takes the arguments of `forward`; `previous` is the last absolute action that the robot was given.
         """
         return self._applied(actions, state, previous, inverse=True)
 

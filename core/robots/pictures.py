@@ -370,7 +370,7 @@ that the same pictures sometimes give different bytes.
 class EncodeImages(RowOperation):
     """Encodes pictures as video, with a file for each episode and camera, in place of pixels or kept videos.
 
-    It encodes all pictures, uint8 `[H, W, 3]`, or those of the field `key`. A next observation that equals the
+    It encodes all pictures, uint8 `[H, W, 3]`, or only the field `key`. A next observation that equals the
     observation of the following step is stored once. Frames of a kept video keep their times; pixels get the frame rate
     in the dataset's metadata, else one frame per second. `gop` is the distance between key frames: with 2, at most two
     frames have to be decoded to get any frame.
@@ -508,7 +508,7 @@ class _Encoding(BoundOperation):
     def _times(self, columns: list[LazyColumn | None], order: Array, rows: int) -> tuple[Array, Fraction]:
         """Return the times of frames, ascending int64 `[n]` from 0, and their unit in seconds.
 
-        Frames of a kept video keep their times. If rows were resampled to another rate than that of the video, and each
+        Frames of a kept video keep their times. If rows were resampled to another rate than the video's, and each
         row has a frame of its own, frames are evenly spaced at that rate.
         """
         shown = _references(columns, order)

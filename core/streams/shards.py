@@ -782,7 +782,7 @@ class HostedShards(ShardFiles):
             raise CorruptDataError(f"shard {number} of {self.address} is not what was announced: {problem}")
 
     def _fetch_videos(self, number: int, folder: Path, more: Callable[[int], None]) -> None:
-        """Fetch the videos to which the rows refer, or link to those of other shards, and verify all of them."""
+        """Fetch the videos to which the rows refer, or link to the files of other shards, and verify all of them."""
         names = self._names_of_videos(number, folder)
         more(sum(self._videos[name] + _PAGE for name in names))
         fs.make_folder(folder / VIDEOS)

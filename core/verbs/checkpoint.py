@@ -181,13 +181,13 @@ def _save_for_torchrl(
 def load(asked: LoadOptions) -> CheckpointLoadResult:
     """Restore the dataset of a checkpoint, with the same content digest.
 
-    The checkpoint may also be that of a buffer or a storage of steps, rbtool's or TorchRL's (a folder or a file): its
+    The checkpoint may also be of a buffer or a storage of steps, rbtool's or TorchRL's (a folder or a file): its
     valid rows become a dataset, lane by lane and oldest first. An unfinished episode is marked truncated, with a note.
 
     Args:
         checkpoint: the folder or the file.
         dest: the folder to write.
-        layout, compress: as in `convert`. With layout `packed`, the result equals that of a later `convert`, and is
+        layout, compress: as in `convert`. With layout `packed`, it equals the result of a later `convert`, and is
             compared with the digest of the saved dataset.
         force: replace what is at `dest`.
         dry_run: do everything but writing.

@@ -9,7 +9,7 @@ their tasks and write them in one of two ways:
   and the parent compresses and appends them in order (`PackedTarget`).
 
 A journal records each finished task with digests of its rows, so that an interrupted run can continue. The result is
-byte for byte the same as that of one process.
+byte for byte the same as from one process.
 """
 
 from __future__ import annotations

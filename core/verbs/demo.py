@@ -264,7 +264,7 @@ def demo(
     A second run keeps the recordings and `prep.py` and replaces the rest.
 
     Args:
-        folder: a new folder, or that of an earlier demo.
+        folder: a new folder, or the folder of an earlier demo.
         progress: shows how far it is; default: nothing is shown.
         view: receives the shell command of each step, and what it proves.
 

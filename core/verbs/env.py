@@ -97,7 +97,7 @@ def env() -> EnvResult:
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the names of the dependencies of rbtool, and those of each extra."""
+    """Return the names of the dependencies of rbtool, and of each extra."""
     needed, extras = [], defaultdict(list)
     try:
         lines = metadata.requires("rbtool") or []

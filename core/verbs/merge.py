@@ -343,7 +343,7 @@ def _drops(step: Provenance) -> bool:
 def _original_order(readers: Sequence[StepReader], parts: Sequence[Provenance]) -> Array | None:
     """Return the order of the episodes in the dataset that was split: by recorded positions, else by episode number.
 
-    None if these do not match the episodes, which are then merged like those of any datasets.
+    None if these do not match the episodes, which are then merged as for any datasets.
     """
     places: list[Array] = []
     for reader, step in zip(readers, parts, strict=True):
@@ -392,7 +392,7 @@ def mask_key(key: Key) -> Key:
 
 @dataclass(frozen=True, slots=True)
 class MergedSchema:
-    """The fields of a merged dataset, and how they differ from those of its sources.
+    """The fields of a merged dataset, and how they differ from the fields of its sources.
 
     `masks` maps the key of each mask, bool `[rows]`, to the key whose values it marks. A source without this mask has
     either all values of that key or none. `dropped` and `notes` describe the fields that are left out, converted or
@@ -448,7 +448,7 @@ class MergedSteps(StepReader):
             self._table = replace(self._table, explicit_next=self._explicit_episodes())
 
     def _states_change(self) -> bool:
-        """Return whether the set of states (fields that also exist under `next`) differs from that of a member.
+        """Return whether the set of states (fields that also exist under `next`) differs from the states of a member.
 
         A field becomes a state if one member has it at the root and another one under `next`. Then the stored
         `explicit_next` of the members does not tell whether its next values equal the following rows.
@@ -518,7 +518,7 @@ class MergedSteps(StepReader):
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, RowPlaces | None]]:
         """Return for each member with rows in `[start, stop)`: its number, its first row, and where its rows go.
 
-        The rows of one member are consecutive in the member, because its episodes keep their order, but those of
+        The rows of one member are consecutive in the member, because its episodes keep their order, but rows of
         other members may lie between them in the result:
 
             result   | a a | b b b | a |    rows 0 to 5

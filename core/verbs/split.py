@@ -109,7 +109,7 @@ def split(asked: SplitOptions) -> SplitResult:
         in_order: divide in order, one part after the other, instead of at random.
         allow_duplicates: allow byte-identical episodes in two parts. By default they are refused, because a model would
             be tested on data that it was trained on.
-        layout, compress: as in `convert`. Default: those of the dataset if it is packed, else `ted`.
+        layout, compress: as in `convert`. Default: as in the dataset if it is packed, else `ted`.
         root: where stored datasets are.
         force: replace what is at `dest`.
         dry_run: do everything but writing.
@@ -478,7 +478,7 @@ def _numbered(values: Sequence[object]) -> Array:
 def _values_of_field(reader: StepReader, field: Field) -> Array:
     """Return a number for the value of each episode in a field, equal for values with equal bits.
 
-    The value of an episode is that of its first row; UsageError if another row of the episode differs. A chunk may
+    The value of an episode is the value of its first row; UsageError if another row of the episode differs. A chunk may
     start inside an episode, whose value is then known from an earlier chunk.
     """
     table, width = reader.episodes, field.row_bytes

@@ -100,7 +100,7 @@ def upload(asked: UploadOptions) -> UploadResult:
     the files that it lists, a card (README.md) and, for streams, the digests of the shards. Large files are sent first,
     then one commit refers to all files, so that nobody sees half a dataset. Afterwards the files in the commit are
     compared with the local ones, and the commit is recorded in the dataset's folder. Files that the hub has are not
-    sent again, so that the same call resumes an interrupted upload. The token is that of huggingface_hub (`HF_TOKEN`).
+    sent again, so that the same call resumes an interrupted upload. The token is huggingface_hub's (`HF_TOKEN`).
 
     Args:
         dataset: a path or `source:id` of a dataset in TED.

@@ -171,7 +171,7 @@ class TedReader(FolderReader):
 
 
 def _describes_rows(file: FileRecord) -> bool:
-    """Return whether a file describes the layout of rows; those of the episode table are read separately."""
+    """Return whether a file describes the layout of rows; the files of the episode table are read separately."""
     return file.path.endswith(".json") and not file.path.startswith(f"{HIDDEN}/") and file.path != ENV_METADATA
 
 
