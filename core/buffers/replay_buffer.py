@@ -778,7 +778,11 @@ class ReplayBuffer(Rebased):
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
         """Turn collated rows into a batch: apply transforms, add the info, pin."""
-        batch = self._completed(self._transformed(rows), draw)
+        given = rows if self._transform.is_empty else _with_flags(rows, draw.info)
+        batch = self._transformed(given)
+        if given is not rows and not self.carries_info and isinstance(batch, TensorDictBase):
+            batch = _without_flags(batch, rows, given, draw.info)
+        batch = self._completed(batch, draw)
         return self._pinned(batch) if self._pin_memory else batch
 
     def _completed(self, batch: Any, draw: Draw) -> Any:
@@ -2177,6 +2181,35 @@ class WriteResult(NamedTuple):
     index: Any
     grown: int = 0
     """The dimension of the data along which the storage grew."""
+
+
+def _with_flags(rows: Any, info: Mapping[Any, Any]) -> Any:
+    """Add the flags and the mask of slices to rows before they are transformed.
+
+    Without them, sums over steps would cross the ends of slices that follow each other in a batch, and count padding.
+    """
+    flags = {key: value for key, value in info.items() if getattr(value, "dtype", None) == torch.bool}
+    if not flags or not isinstance(rows, TensorDictBase):
+        return rows
+    if any(value.shape[: rows.batch_dims] != rows.batch_size for value in flags.values()):
+        return rows
+    rows = rows.copy()
+    for key, value in flags.items():
+        rows.set(key, value)
+    return rows
+
+
+def _without_flags(batch: TensorDictBase, rows: TensorDictBase, given: TensorDictBase, info: Mapping[Any, Any]) -> Any:
+    """Give a batch its own entries in place of the flags that `_with_flags` added and transforms left as they were."""
+    for key in info:
+        added, stored = given.get(key, None), rows.get(key, None)
+        if added is stored or batch.get(key, None) is not added:
+            continue
+        batch = batch.exclude(key) if stored is None else batch.copy().set(key, stored)
+        nest = key[:1] if isinstance(key, tuple) else None
+        if nest and rows.get(nest, None) is None and batch.get(nest).is_empty():
+            batch = batch.exclude(nest)
+    return batch
 
 
 def _has_batch(data: Any) -> bool:

@@ -314,16 +314,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
             batch = batch.exclude(*info)
         return (batch, info) if return_info else batch
 
-    def _changed(self, rows: Any, draw: Draw) -> Any:
-        if not self._transform.is_empty and isinstance(rows, TensorDictBase):
-            # Transforms need the flags and the mask of slices, or their sums over steps would cross the ends of slices.
-            flags = {key: value for key, value in draw.info.items() if getattr(value, "dtype", None) == torch.bool}
-            if flags and all(value.shape[: rows.batch_dims] == rows.batch_size for value in flags.values()):
-                rows = rows.copy()
-                for key, value in flags.items():
-                    rows.set(key, value)
-        return super()._changed(rows, draw)
-
     def _completed(self, batch: Any, draw: Draw) -> Any:
         entries = {key: _joined(value) if type(value) is tuple else value for key, value in draw.info.items()}
         if added(batch, entries):

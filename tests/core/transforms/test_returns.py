@@ -219,6 +219,7 @@ def test_returns_do_not_depend_on_how_many_are_summed_at_once(lengths: list[int]
     assert many.tobytes() == np.tile(alone, copies).tobytes()
 
 
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
 @pytest.mark.parametrize("ids", [True, False])
 @pytest.mark.parametrize(
     ("storage", "options"),
@@ -229,20 +230,25 @@ def test_returns_do_not_depend_on_how_many_are_summed_at_once(lengths: list[int]
         (ListStorage, {"strict_length": False, "pad_output": True}),
     ],
 )
-def test_returns_of_a_batch_of_slices_end_with_each_slice(storage: Any, options: dict[str, Any], ids: bool) -> None:
+def test_returns_of_a_batch_of_slices_end_with_each_slice(
+    storage: Any, options: dict[str, Any], ids: bool, kind: type[ReplayBuffer]
+) -> None:
     """Neighbouring slices of a batch may come from one trajectory, and padding repeats a reward."""
     count = torch.arange(20)
     more = {"number": count, **({"episode": count // 10} if ids else {})}
     data = steps([1.0] * 20, (count % 10 == 9).tolist(), **more)
     generator = torch.Generator().manual_seed(0)
     sampler = SliceSampler(slice_len=4, **options)
-    buffer = TensorDictReplayBuffer(
-        storage=storage(20), sampler=sampler, batch_size=16, transform=ReturnToGo(), generator=generator
-    )
+    buffer = kind(storage=storage(20), sampler=sampler, batch_size=16, transform=ReturnToGo(), generator=generator)
     buffer.extend(data[:13])
     for _ in range(20):
-        batch = buffer.sample().reshape(-1, 4)
-        mask = batch.get(("collector", "mask"), torch.ones(4, 4, dtype=torch.bool))
+        batch, info = buffer.sample(return_info=True)
+        batch, mask = batch.reshape(-1, 4), torch.ones(4, 4, dtype=torch.bool)
+        if (found := info.get(("collector", "mask"))) is not None:
+            mask = found.reshape(4, 4)
+        if kind is ReplayBuffer:  # which leaves the info out of its batches
+            assert set(batch.keys(True)) == {*data.keys(True), "return_to_go"}
+            assert torch.equal(batch["next", "done"], data["next", "done"][batch["number"]])
         expected = mask.flip(-1).cumsum(-1).flip(-1)
         assert torch.equal(batch["return_to_go"].squeeze(-1)[mask], expected[mask].double())
     assert torch.equal(buffer[:]["number"], count[:13])
