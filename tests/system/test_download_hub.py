@@ -153,7 +153,7 @@ def test_an_address_that_makes_no_sense(tmp_path, address):
         ({"door/human-v2/data/main_data.hdf5": b"x"}, "Minari"),
         ({"shard-0.tar": b"x"}, "tar archives"),
         ({"train.parquet": b"x"}, "rbtool convert"),
-        ({"model.safetensors": b"x"}, "something else"),
+        ({"model.safetensors": b"x"}, "no data files that rbtool knows"),
     ],
 )
 def test_a_repository_of_something_else(machine, hub, files, sentence):

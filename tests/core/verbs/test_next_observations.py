@@ -172,7 +172,7 @@ def check_content(made: Path, plans: list[Told], choice: str) -> None:
         assert counts.final_dropped == sum(row["final"] is Final.DROPPED for row in table)
     found = rbtool.check(made)
     assert {finding.rule for finding in found.findings if finding.severity == "error"} <= {"TED007"}  # NaN is data here
-    assert any("repetition" in note for note in found.notes) == bool(counts.final_repeated)
+    assert any("is a copy" in note for note in found.notes) == bool(counts.final_repeated)
     assert any("left out" in note for note in found.notes) == bool(counts.final_dropped)
 
 
