@@ -61,7 +61,7 @@ from ..storages.list_storage import ListStorage
 from ..storages.write_log import Written
 from ..ted.schema import as_key
 from ..torchrl_classes import Rebased, counterpart, described
-from ..transforms.base import Compose, as_transform
+from ..transforms.base import Compose, apply_with_flags, as_transform, slice_flags, with_flags
 from ..writers.base import Writer, batch_length
 from ..writers.round_robin import RoundRobinWriter
 from .checkpoint import (
@@ -778,10 +778,11 @@ class ReplayBuffer(Rebased):
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
         """Turn collated rows into a batch: apply transforms, add the info, pin."""
-        given = rows if self._transform.is_empty else _with_flags(rows, draw.info)
-        batch = self._transformed(given)
-        if given is not rows and not self.carries_info and isinstance(batch, TensorDictBase):
-            batch = _without_flags(batch, rows, given, draw.info)
+        if self._transform.is_empty:
+            batch = rows
+        else:
+            flags = slice_flags(draw.info)
+            batch = self._transformed(with_flags(rows, flags)) if self.carries_info else self._transformed(rows, flags)
         batch = self._completed(batch, draw)
         return self._pinned(batch) if self._pin_memory else batch
 
@@ -789,19 +790,20 @@ class ReplayBuffer(Rebased):
         """Add the info to a batch; the default returns it unchanged."""
         return batch
 
-    def _transformed(self, rows: Any) -> Any:
+    def _transformed(self, rows: Any, flags: Mapping[Any, torch.Tensor] | None = None) -> Any:
         transform = self._transform
         if transform.is_empty:
             return rows
         if self._storage.returns_objects:  # transforms may set entries of the objects that they get
             rows = map_tensors(lambda part: part if isinstance(part, torch.Tensor) else part.copy(), rows)
+        apply = partial(apply_with_flags, transform, flags) if flags and transform.crosses_steps else transform
         done = len(self._looking_back)
         if done:
-            return transform(rows, done)
+            return apply(rows, done)
         if is_tensor_collection(rows) and rows.is_locked:
             with rows.unlock_():
-                return transform(rows)
-        return transform(rows)
+                return apply(rows)
+        return apply(rows)
 
     def _pinned(self, batch: Any) -> Any:
         if get_worker_info() is not None:  # the loader's process gets a copy, which would not be pinned
@@ -2181,35 +2183,6 @@ class WriteResult(NamedTuple):
     index: Any
     grown: int = 0
     """The dimension of the data along which the storage grew."""
-
-
-def _with_flags(rows: Any, info: Mapping[Any, Any]) -> Any:
-    """Add the flags and the mask of slices to rows before they are transformed.
-
-    Without them, sums over steps would cross the ends of slices that follow each other in a batch, and count padding.
-    """
-    flags = {key: value for key, value in info.items() if getattr(value, "dtype", None) == torch.bool}
-    if not flags or not isinstance(rows, TensorDictBase):
-        return rows
-    if any(value.shape[: rows.batch_dims] != rows.batch_size for value in flags.values()):
-        return rows
-    rows = rows.copy()
-    for key, value in flags.items():
-        rows.set(key, value)
-    return rows
-
-
-def _without_flags(batch: TensorDictBase, rows: TensorDictBase, given: TensorDictBase, info: Mapping[Any, Any]) -> Any:
-    """Give a batch its own entries in place of the flags that `_with_flags` added and transforms left as they were."""
-    for key in info:
-        added, stored = given.get(key, None), rows.get(key, None)
-        if added is stored or batch.get(key, None) is not added:
-            continue
-        batch = batch.exclude(key) if stored is None else batch.copy().set(key, stored)
-        nest = key[:1] if isinstance(key, tuple) else None
-        if nest and rows.get(nest, None) is None and batch.get(nest).is_empty():
-            batch = batch.exclude(nest)
-    return batch
 
 
 def _has_batch(data: Any) -> bool:

@@ -65,6 +65,8 @@ class ReturnToGo(Transform):
         UsageError: (a ValueError) gamma is outside [0, 1].
     """
 
+    crosses_steps = True
+
     def __init__(
         self,
         gamma: float = 1.0,
@@ -175,6 +177,8 @@ class DensifyReward(Transform):
 
     The name is TorchRL's.
     """
+
+    crosses_steps = True
 
     def __init__(
         self,
@@ -287,6 +291,9 @@ class MultiStep(nn.Module):
 
     n-step returns: Watkins, 1989; names are TorchRL's.
     """
+
+    crosses_steps = True
+    """Whether a step is combined with later ones; see `Transform`."""
 
     def __init__(self, gamma: float, n_steps: int) -> None:
         super().__init__()

@@ -126,6 +126,8 @@ class NextStateReconstructor(Transform):
         FillError: (also a TypeError) the type of an entry cannot hold `fill_value`, for example NaN in whole numbers.
     """
 
+    crosses_steps = True
+
     def __init__(
         self,
         keys: Any,

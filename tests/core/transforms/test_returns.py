@@ -20,8 +20,9 @@ from rbtool.core.preprocess.operations.program import ProgramProcessor, program_
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.storages.list_storage import ListStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.ted.schema import Field, role_of
+from rbtool.core.transforms.base import Compose, Transform
 from rbtool.core.transforms.returns import DensifyReward, MultiStep, ReturnToGo
 
 INF, NAN = math.inf, math.nan
@@ -253,3 +254,84 @@ def test_returns_of_a_batch_of_slices_end_with_each_slice(
         assert torch.equal(batch["return_to_go"].squeeze(-1)[mask], expected[mask].double())
     assert torch.equal(buffer[:]["number"], count[:13])
     assert not buffer[:]["next", "done"][:9].any()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyStackStorage])
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1)])
+def test_flags_of_slices_have_the_shape_of_the_stored_ones(kind: Any, storage: Any, shape: tuple[int, ...]) -> None:
+    count = torch.arange(20)
+    done = (count % 10 == 9).reshape(20, *[1] * len(shape)).expand(20, *shape).clone()
+    after = {"reward": torch.ones(20, *shape), "done": done}
+    data = TensorDict({"episode": count // 10, "number": count, "next": after}, [20])
+    generator = torch.Generator().manual_seed(0)
+    dense = DensifyReward(time_dim=len(shape) + 1)
+    sampler = SliceSampler(slice_len=4, traj_key="episode")
+    buffer = kind(storage=storage(20), sampler=sampler, batch_size=16, transform=dense, generator=generator)
+    buffer.extend(data)
+    batch = buffer.sample()
+    expected = torch.arange(4, 0, -1.0).repeat(4).reshape(16, *[1] * len(shape)).expand(16, *shape)
+    assert torch.equal(batch["next", "reward"], expected)
+    if kind is ReplayBuffer:
+        assert set(batch.keys(True, True)) == set(data.keys(True, True))
+        assert torch.equal(batch["next", "done"], done[batch["number"]])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.clone(),
+        lambda batch: batch.reshape(-1, 4),
+        lambda batch: batch[4:],
+        lambda batch: TensorDict(batch.to_dict(), batch.batch_size),
+        [lambda batch: batch.clone(), ReturnToGo(), lambda batch: batch.clone().exclude("return_to_go")],
+    ],
+)
+def test_functions_of_a_plain_buffer_see_the_stored_flags(change: Any) -> None:
+    done = torch.arange(20) % 10 == 9
+    data = steps([1.0] * 20, done.tolist(), number=torch.arange(20))
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=4), batch_size=16)
+    buffer.append_transform(change if callable(change) else Compose(*change))
+    buffer.extend(data)
+    batch = buffer.sample()
+    assert set(batch.keys(True, True)) == set(data.keys(True, True))
+    assert torch.equal(batch["next", "done"], data["next", "done"][batch["number"]])
+
+
+def test_a_transform_that_crosses_steps_gets_the_flags_of_slices() -> None:
+    seen: list[set[Any]] = []
+
+    class Crossing(Transform):
+        crosses_steps = True
+
+        def forward(self, data: Any) -> Any:
+            seen.append(set(data.keys(True, True)))
+            return data
+
+    class Joined(Compose):
+        def forward(self, data: Any, first: int = 0) -> Any:
+            return super().forward(data, first)
+
+    data = steps([1.0] * 20, (torch.arange(20) % 10 == 9).tolist())
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=4), batch_size=16)
+    for part in (Crossing(), Joined(Crossing()), lambda batch: seen.append(set(batch.keys(True, True)))):
+        buffer.append_transform(part)
+    buffer.extend(data)
+    buffer.sample()
+    added = {("next", "truncated"), ("next", "terminated")} - set(data.keys(True, True))
+    assert added
+    assert (added <= seen[0], seen[1] == seen[0], added & seen[2]) == (True, True, set())
+    sampler = SliceSampler(slice_len=4)
+    whole = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=16, transform=Joined(Crossing()))
+    whole.extend(data)
+    assert set(whole.sample().keys(True, True)) == set(data.keys(True, True))
+    assert seen[3] == seen[0]
+
+
+@pytest.mark.parametrize("change", [ReturnToGo(reward_key="reward"), lambda batch: batch.clone()])
+def test_flags_of_slices_that_a_batch_cannot_hold_are_left_out(change: Any) -> None:
+    data = TensorDict({name: torch.ones(20) for name in ("episode", "next", "reward")}, [20])
+    sampler = SliceSampler(slice_len=4, traj_key="episode")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, batch_size=16, transform=change)
+    buffer.extend(data)
+    assert torch.equal(buffer.sample()["next"], torch.ones(16))
