@@ -220,9 +220,11 @@ def _reduced(value: Any) -> Iterator[Any]:
     """Yield the data that an object has outside of its attributes, such as slots and the items of containers.
 
     These are the parts that pickle would store. Methods of users are not called: an object whose class defines how it
-    is pickled has no such data.
+    is pickled has no such data. Nor has a generator of random numbers, whose state changes with every run.
     """
     kind = type(value)
+    if kind.__module__.startswith("numpy.random.") or (kind.__module__, kind.__name__) == ("torch._C", "Generator"):
+        return
     methods = (vars(base).get(name) for base in kind.__mro__ for name in _REDUCERS)
     if any(isinstance(method, types.FunctionType) and not _comes_from_package(method) for method in methods):
         return

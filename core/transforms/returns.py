@@ -447,8 +447,7 @@ class MultiStepTransform(Transform):
     Raises:
         UsageError: (a ValueError) `n_steps` is below 1, or gamma outside [0, 1].
         MissingKeyError: (a KeyError) rewards are not under `next` (use `reward_keys=()` for steps without rewards), or
-        a
-            flag or mask that was named is not in the data.
+            a flag or mask that was named is not in the data.
         SchemaError: (a RuntimeError) lanes or entries differ from the steps held back, or several processes share the
             buffer.
 
