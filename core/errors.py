@@ -204,13 +204,18 @@ def require_number(name: str, value: Any, least: int, of: str = "") -> int:
     return value
 
 
-def require_seed(seed: Any) -> int:
-    """Return a seed that is an integer, of Python or NumPy, of 64 bits without sign; UsageError for anything else."""
+def as_int(value: Any) -> Any:
+    """Return an integer of NumPy or torch as an int, and anything else unchanged."""
     try:
-        number = operator.index(seed)
+        return value if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = -1
-    if not 0 <= number < 1 << 64:
+        return value
+
+
+def require_seed(seed: Any) -> int:
+    """Return a seed that is an integer of 64 bits without sign, of any library; UsageError for anything else."""
+    number = as_int(seed)
+    if not isinstance(number, int) or not 0 <= number < 1 << 64:
         raise UsageError(f"the seed is {seed!r}, expected an unsigned 64-bit number")
     return number
 

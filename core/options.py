@@ -80,9 +80,11 @@ class VerbOptions:
     def __post_init__(self) -> None:
         for name, about in self.described().items():
             value = getattr(self, name)
-            if about.least is None or value is None or (isinstance(value, Real) and float(value) >= about.least):
+            if about.least is None or value is None:
                 continue
-            raise UsageError(f"--{name.replace('_', '-')} is {value!r}, expected {about.least} or more")
+            number = value if isinstance(value, int) else float(value if isinstance(value, Real) else "nan")
+            if not number >= about.least:
+                raise UsageError(f"--{name.replace('_', '-')} is {value!r}, expected {about.least} or more")
 
     def recorded(self) -> dict[str, Any]:
         """Return the options for a request and the provenance; {} for the defaults."""

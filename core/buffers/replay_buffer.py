@@ -892,8 +892,7 @@ class ReplayBuffer(Rebased):
             generator: the source of random numbers; it advances.
             batch_size: how many elements to draw; default the buffer's batch size.
             choose: a function to use instead of the sampler. `choose(storage)` returns index, info and rows; if the
-            rows
-                are None, they are read.
+                rows are None, they are read.
 
         Raises:
             SchemaError: (a RuntimeError) the sampler has epochs, so that its batches depend on earlier ones, and
@@ -1528,8 +1527,7 @@ class ReplayBuffer(Rebased):
 
         Raises:
             UsageError: (a ValueError) the folder holds anything other than a checkpoint, or is the folder of the
-            storage
-                itself; or `durable` is unknown.
+                storage itself; or `durable` is unknown.
         """
         require_flags(background=background)
         place = Path(path)

@@ -599,9 +599,8 @@ class PrioritizedReplayBuffer(_Prioritised):
     """A `ReplayBuffer` that samples elements in proportion to their priority.
 
     Its `PrioritizedSampler` has the capacity of the storage. The info of batches has `"priority_weight"`, the
-    importance
-    weights that correct the bias of such samples: multiply losses by them. New elements, and elements in the storage
-    from the start, get the highest priority ever set; `update_priority(index, priority)` changes priorities.
+    importance weights that correct the bias of such samples: multiply losses by them. New elements, and elements in the
+    storage from the start, get the highest priority ever set; `update_priority(index, priority)` changes priorities.
 
     Args:
         alpha, beta, eps, dtype: arguments of the `PrioritizedSampler`.

@@ -8,6 +8,7 @@ import traceback
 
 import numpy as np
 import pytest
+import torch
 from torch._utils import ExceptionWrapper
 
 from rbtool.core.errors import (
@@ -15,6 +16,7 @@ from rbtool.core.errors import (
     MissingKeyError,
     RbtoolError,
     UsageError,
+    as_int,
     did_you_mean,
     require_seed,
     require_share,
@@ -100,3 +102,10 @@ def test_seeds_are_unsigned_integers_of_python_or_numpy() -> None:
     for seed in (-1, 1 << 64, 1.5, "1", None):
         with pytest.raises(ValueError, match="expected an unsigned 64-bit number"):
             require_seed(seed)
+
+
+def test_integers_of_other_libraries_are_ints() -> None:
+    found = [as_int(value) for value in (3, np.int32(3), torch.tensor(3))]
+    assert (found, list(map(type, found))) == ([3] * 3, [int] * 3)
+    for other in (True, 3.0, "3", None, np.float64(3)):
+        assert as_int(other) is other

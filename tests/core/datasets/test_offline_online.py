@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,7 +102,8 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sized = load_dataset(walks, 8, seed=0)
-        few = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), sized, 5, chunk_size=2)
+        few = TensorDictReplayBuffer(storage=LazyTensorStorage(20))
+        prefill_replay_buffer(few, sized, np.int64(5), chunk_size=np.int64(2))  # type: ignore[arg-type]
     assert len(few) == 5
     for count in (0, 1.5):
         with pytest.raises(rbtool.UsageError, match=f"n_samples is {count}, expected a number from 1"):

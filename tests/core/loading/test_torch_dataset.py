@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import each
@@ -24,6 +25,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 import rbtool
+from rbtool.core.loading.torch_dataset import shard_of_process
 
 # Batches of torch datasets: the same for any number of workers, and each element once an epoch over all ranks.
 
@@ -262,6 +264,10 @@ class Reversed(rbtool.SamplerWithoutReplacement):
 def test_what_makes_no_sense_is_a_value_error(walks: Walks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rbtool.torch_dataset(walks("ragged"), **{"batch_size": BATCH, "seed": 0} | options)
+
+
+def test_ranks_may_be_integers_of_numpy() -> None:
+    assert shard_of_process(np.int64(1), np.int64(2)) == shard_of_process(1, 2)  # type: ignore[arg-type]
 
 
 def test_samplers_and_arguments_that_make_no_sense_are_refused(walks: Walks) -> None:
