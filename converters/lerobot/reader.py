@@ -747,7 +747,7 @@ class DatasetSurvey:
         if not found.damaged and info.frames is not None and info.frames != rows:
             yield f"{INFO} states {info.frames:,} frames, there are {rows:,}"
         if info.episodes is not None and info.episodes != len(self._entries):
-            yield f"{INFO} states {info.episodes:,} episodes, and {len(self._entries):,} are in the metadata"
+            yield f"{INFO} states {info.episodes:,} episodes, and the metadata of episodes have {len(self._entries):,}"
 
 
 class _RowBlock:

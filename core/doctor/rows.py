@@ -754,7 +754,8 @@ class RowRules:
         reached = limits.outlier * max(spread, 1e-3 * abs(middle))
         if reached > 0 and 0 < (odd := far > reached).mean() < limits.few / 3:
             worst = float(value[odd][np.argmax(far[odd])])
-            text = f"{{}}: the return is {worst:g}, while the median is {middle:g}"
+            what = "the return is" if odd.sum() == 1 else "a return is"
+            text = f"{{}}: {what} {worst:g}, while the median is {middle:g}"
             self._add("EPI007", text, odd[part_of], worst, reached, parts=["next.reward"])
 
     @property
@@ -922,7 +923,8 @@ class RowRules:
                 return
         lone = self.array("reward_from_end")[self.array("rewarded") > 0]
         if len(lone) >= 5 and self.array("rewarded").max() <= 2 and (lone == 1).mean() > limits.all:
-            text = f"in {(lone == 1).mean():.0%} of the episodes, the only reward comes one step before the last step"
+            share = f"{(lone == 1).mean():.0%} of the episodes with rewards"
+            text = f"in {share}, the last reward comes one step before the last step"
             self._add("REW002", text, everything, float((lone == 1).mean()), limits.all)
         elif self.has("fit_rows"):
             self._shifted_rewards(everything)
@@ -984,7 +986,7 @@ class RowRules:
             side = "after" if before > after else "before"
             text = (
                 f"rewards fit the step {side} theirs better than their own: states and actions explain {other:.1%} of "
-                f"their variance there, and {here:.1%} here"
+                f"their variance there, and {max(here, 0.0):.1%} here"
             )
             self._add("REW002", text, everything, other - here, limits.shifted, parts=["next.reward"])
 

@@ -1276,7 +1276,7 @@ def _complete(members: Sequence[Composite]) -> None:
             blank = _blank(str(name), known, members[0].ndim) if known else None
             for member in members:
                 if name not in member:
-                    member.set(name, blank and blank.clone())
+                    member.set(name, None if blank is None else blank.clone())
 
 
 def _blank(name: str, owners: Sequence[TensorSpec], lead: int) -> TensorSpec:

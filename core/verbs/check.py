@@ -7,6 +7,7 @@ which decodes kept videos.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import time
@@ -47,7 +48,15 @@ from ..format.videos import VideoContents, index_name, reference_keys, video_nam
 from ..open_steps import open_steps
 from ..options import PathLike
 from ..progress import Progress, Silent, counted
-from ..results import DatasetsResult, Result, given_options, refuse_map_alone, refuse_raw_options, seconds_since
+from ..results import (
+    DatasetsResult,
+    Result,
+    given_options,
+    refuse_map_alone,
+    refuse_raw_options,
+    seconds_since,
+    to_document,
+)
 from ..saved_steps import has_steps, is_of_buffer, is_unknown, open_saved
 from ..ted.episodes import BoundaryCounts, EndReason
 from ..ted.rules import DATA_RULES, RULE_BY_ID, Finding, Places, Rows, Rule, RuleEntry, data_rules, known_rules
@@ -182,7 +191,10 @@ def check(
     flags += ["--thresholds", str(named)] if isinstance(named, Path) else []
     if flags:  # so that `clean` finds the same
         result = replace(result, findings=tuple(_with_flags(one, shlex.join(flags)) for one in result.findings))
-    new = tuple(one for one in result.findings if (one.rule, one.message) not in accepted)
+    if not accepted:
+        return result
+    entries = to_document(result)["findings"]
+    new = tuple(one for one, entry in zip(result.findings, entries, strict=True) if accepted.isdisjoint(_marks(entry)))
     if len(new) == len(result.findings):
         return result
     failing = sum(one.severity == "error" for one in new)
@@ -194,8 +206,19 @@ def _with_flags(one: Finding, flags: str) -> Finding:
     return replace(one, mend=f"{one.mend} {flags}") if one.mend.startswith("rbtool clean ") else one
 
 
+def _marks(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what identifies a finding in JSON: its message and, if it has places, these with the measured value.
+
+    Places and value stay the same if another version of rbtool words the message differently.
+    """
+    yield entry["rule"], entry["message"]
+    places = [entry.get(name) for name in ("steps", "episodes", "components")]
+    if any(places):
+        yield entry["rule"], json.dumps([*places, entry.get("figure")])
+
+
 def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str]]:
-    """Return the rules and messages of the findings in a file that `check --json` printed; UsageError for other files.
+    """Return the marks of the findings in a file that `check --json` printed; UsageError for other files.
 
     If the file is about several datasets, only the findings about the one named `dataset` or at `place` count.
     """
@@ -206,7 +229,7 @@ def _accepted(path: Path, dataset: str, place: Path) -> frozenset[tuple[str, str
             several = document["datasets"].items()
             documents = [one for name, one in several if name == dataset or one.get("path") == str(place)]
             documents = [one for one in documents if "error" not in one]
-        return frozenset((one["rule"], one["message"]) for each in documents for one in each["findings"])
+        return frozenset(mark for each in documents for one in each["findings"] for mark in _marks(one))
     except OSError as error:
         why = f"{path} cannot be read: {error.strerror}"
     except FormatError as error:

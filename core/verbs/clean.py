@@ -382,13 +382,12 @@ class _Cleaning:
         cut = np.array([sum(self._idle_rows.get(number, ())) for number in self._numbers])
         length = table.length - cut
         least = least_length(length[kept], self.limits, robot=True) if kept.any() else 0
-        text = "without its idle ends, episode {1} has {0:,} steps, expected {2:.0f} or more"
-        return [
-            Finding(
-                *entry.named, "warning", text.format(length[row], table.episode[row], least), (), (self._numbers[row],)
-            )
-            for row in np.flatnonzero(kept & (cut > 0) & (length < least)).tolist()
-        ]
+        found = []
+        for row in np.flatnonzero(kept & (cut > 0) & (length < least)).tolist():
+            number, steps = self._numbers[row], counted(int(length[row]), "step")
+            text = f"without its idle ends, episode {number} has {steps}, expected {least:.0f} or more"
+            found.append(Finding(*entry.named, "warning", text, (), (number,)))
+        return found
 
     @cached_property
     def _done(self) -> list[tuple[str, Finding]]:

@@ -310,6 +310,32 @@ def test_findings_of_a_baseline_are_accepted(stuck: Path, tmp_path: Path) -> Non
     assert len(rbtool.check(stuck, baseline=path).findings) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [({}, 0), ({"name": "x", "why": "x", "mend": "x", "threshold": 9}, 0), ({"rule": "MOT003"}, 1), ({"figure": 9}, 1),
+     ({"episodes": [0]}, 1), ({"components": []}, 1), ({"steps": [], "episodes": [], "components": []}, 1)],
+)  # fmt: skip
+def test_a_finding_of_a_baseline_may_be_worded_differently(
+    stuck: Path, tmp_path: Path, change: dict[str, Any], left: int
+) -> None:
+    path = tmp_path / "reviewed.json"
+    document = to_document(rbtool.check(stuck))
+    (found,) = document["findings"]
+    assert found["components"]
+    assert found["episodes"] != [0]
+    path.write_text(json.dumps(document | {"findings": [found | {"message": "as another version said it"} | change]}))
+    assert len(rbtool.check(stuck, baseline=path).findings) == left
+
+
+def test_findings_without_places_are_accepted_by_their_messages(tmp_path: Path) -> None:
+    place, path = write_defect("total frames", tmp_path / "set"), tmp_path / "reviewed.json"
+    document = to_document(rbtool.check(place))
+    bare = [one for one in document["findings"] if not (one["steps"] or one["episodes"] or one["components"])]
+    assert bare
+    path.write_text(json.dumps(document | {"findings": [one | {"message": "another"} for one in bare]}))
+    assert len(rbtool.check(place, baseline=path).findings) == len(document["findings"])
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", '{"kind": "check", "findings": [1]}', "no JSON", None])
 def test_a_file_without_findings_is_no_baseline(stuck: Path, tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "reviewed.json"
