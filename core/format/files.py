@@ -218,8 +218,8 @@ def digest_file(path: Path, start: int = 0, stop: int | None = None) -> str:
 
 
 def digests_in(folder: Path, files: Iterable[Path]) -> dict[str, str]:
-    """Digest of each file by its path inside a folder."""
-    return {path.relative_to(folder).as_posix(): digest_file(path) for path in files}
+    """Digest of each file by its path from a folder, which begins with `..` for a file beside the folder."""
+    return {Path(os.path.relpath(path, folder)).as_posix(): digest_file(path) for path in files}
 
 
 def digest_descriptor(descriptor: int, start: int = 0, stop: int | None = None) -> str:

@@ -194,6 +194,14 @@ def test_the_sample_of_robotwin_is_what_h5py_and_pillow_read(kind: type[Reader])
     assert read(DATA / "robotwin2" / "data")[0].lengths == [7, 10]
 
 
+def test_the_files_of_robotwin_convert_from_their_folder_alone(tmp_path: Path) -> None:
+    """Their instructions lie beside this folder, which was an internal error."""
+    whole = rbtool.convert(DATA / "robotwin2", tmp_path / "whole")
+    files = rbtool.convert(DATA / "robotwin2" / "data", tmp_path / "files")
+    assert files.content_digest == whole.content_digest
+    assert "../instructions/episode0.json" in rbtool.inspect(files.path).provenance[0]["inputs"]
+
+
 @pytest.mark.parametrize("name", ["mobile_aloha", "robotwin2"])
 def test_opencv_gives_the_channels_as_they_were_encoded(name: str) -> None:
     facts, standard, _ = read(DATA / name)
