@@ -199,7 +199,7 @@ def test_the_files_of_robotwin_convert_from_their_folder_alone(tmp_path: Path) -
     whole = rbtool.convert(DATA / "robotwin2", tmp_path / "whole")
     files = rbtool.convert(DATA / "robotwin2" / "data", tmp_path / "files")
     assert files.content_digest == whole.content_digest
-    assert "../instructions/episode0.json" in rbtool.inspect(files.path).provenance[0]["inputs"]
+    assert "../instructions/episode0.json" in rbtool.inspect(files.path).provenance[0].inputs
 
 
 @pytest.mark.parametrize("name", ["mobile_aloha", "robotwin2"])
