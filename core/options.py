@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
@@ -82,7 +83,7 @@ class VerbOptions:
             value = getattr(self, name)
             if about.least is None or value is None:
                 continue
-            number = value if isinstance(value, int) else float(value if isinstance(value, Real) else "nan")
+            number: Any = value if isinstance(value, Real) else math.nan
             if not number >= about.least:
                 raise UsageError(f"--{name.replace('_', '-')} is {value!r}, expected {about.least} or more")
 

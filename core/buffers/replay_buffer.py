@@ -61,7 +61,7 @@ from ..storages.list_storage import ListStorage
 from ..storages.write_log import Written
 from ..ted.schema import as_key
 from ..torchrl_classes import Rebased, counterpart, described
-from ..transforms.base import Compose, apply_with_flags, as_transform, slice_flags, with_flags
+from ..transforms.base import Compose, as_transform, with_flags
 from ..writers.base import Writer, batch_length
 from ..writers.round_robin import RoundRobinWriter
 from .checkpoint import (
@@ -778,32 +778,29 @@ class ReplayBuffer(Rebased):
 
     def _changed(self, rows: Any, draw: Draw) -> Any:
         """Turn collated rows into a batch: apply transforms, add the info, pin."""
-        if self._transform.is_empty:
-            batch = rows
-        else:
-            flags = slice_flags(draw.info)
-            batch = self._transformed(with_flags(rows, flags)) if self.carries_info else self._transformed(rows, flags)
-        batch = self._completed(batch, draw)
+        transform = self._transform
+        if not transform.is_empty and (self.carries_info or transform.crosses_steps):
+            rows = with_flags(rows, draw.info)
+        batch = self._completed(self._transformed(rows), draw)
         return self._pinned(batch) if self._pin_memory else batch
 
     def _completed(self, batch: Any, draw: Draw) -> Any:
         """Add the info to a batch; the default returns it unchanged."""
         return batch
 
-    def _transformed(self, rows: Any, flags: Mapping[Any, torch.Tensor] | None = None) -> Any:
+    def _transformed(self, rows: Any) -> Any:
         transform = self._transform
         if transform.is_empty:
             return rows
         if self._storage.returns_objects:  # transforms may set entries of the objects that they get
             rows = map_tensors(lambda part: part if isinstance(part, torch.Tensor) else part.copy(), rows)
-        apply = partial(apply_with_flags, transform, flags) if flags and transform.crosses_steps else transform
         done = len(self._looking_back)
         if done:
-            return apply(rows, done)
+            return transform(rows, done)
         if is_tensor_collection(rows) and rows.is_locked:
             with rows.unlock_():
-                return apply(rows)
-        return apply(rows)
+                return transform(rows)
+        return transform(rows)
 
     def _pinned(self, batch: Any) -> Any:
         if get_worker_info() is not None:  # the loader's process gets a copy, which would not be pinned

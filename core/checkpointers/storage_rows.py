@@ -598,7 +598,10 @@ def fill_storage(
     structure = structure_for(storage, reader, filled)
     keys = list(structure.paths())
     lead = filled.shape
-    likes = [torch.empty((*lead, *fields[key].shape), dtype=_dtype(fields[key]), device="meta") for key in keys]
+    likes = [
+        torch.empty((*lead, *fields[key].shape), dtype=dtype_named(f"torch.{fields[key].dtype}"), device="meta")
+        for key in keys
+    ]
 
     def write(columns: Columns, in_time: bool) -> None:
         order = Order(lead[0], filled.length // max(lead[0], 1), 0 if in_time else filled.oldest)
@@ -656,10 +659,6 @@ def _write(pieces: Iterable[Array], leaf: LaneLeaf, order: Order, start: int) ->
         for run in order.runs(start, start + len(piece)):
             leaf.write(run, piece[run.start - start : run.stop - start])
         start += len(piece)
-
-
-def _dtype(field: Field) -> torch.dtype:
-    return dtype_named(f"torch.{field.dtype}")
 
 
 def structure_for(storage: TensorStorage | None, reader: StepReader, filled: FilledStorage) -> TreeSpec:

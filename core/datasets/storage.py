@@ -35,7 +35,7 @@ from ..storages.lazy_tensor import mapped_tensor
 from ..storages.packed import PackedStorage
 from ..storages.pytree import tree_spec_of
 from ..storages.tensor import TensorStorage
-from ..ted.schema import NEXT_DONE, Array, Field, Key, Numbers, row_bytes
+from ..ted.schema import NEXT_DONE, Array, Field, Key, Numbers, as_key, row_bytes
 
 MASK: Key = ("mask",)
 TRAJECTORY_IDS: Key = ("traj_ids",)
@@ -64,18 +64,13 @@ def padded(rows: TensorDict, lengths: Array) -> TensorDict:
     places = mask.flatten().nonzero().squeeze(1)
     tensors: dict[Key, torch.Tensor] = {}
     for name in rows.keys(include_nested=True, leaves_only=True):
-        key = _unravelled(name)
+        key = as_key(name)
         if key in (MASK, TRAJECTORY_IDS):
             raise SchemaError(f"the dataset has an entry {key[0]!r} of its own, which the padded form needs")
         tensors[key] = _spread(cast("torch.Tensor", rows.get(key)), places, mask.shape)
     tensors[MASK] = mask
     tensors[TRAJECTORY_IDS] = torch.arange(len(lengths)).unsqueeze(1) * mask
     return tensordict_of(tensors, tuple(mask.shape))
-
-
-def _unravelled(name: Any) -> Key:
-    """Write a key of a tensordict as a tuple."""
-    return (name,) if isinstance(name, str) else tuple(name)
 
 
 def _spread(leaf: torch.Tensor, places: torch.Tensor, lead: torch.Size) -> torch.Tensor:

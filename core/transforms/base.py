@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tensordict import LazyStackedTensorDict, TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 from torch import nn
 
 from ..errors import SchemaError, UsageError, warn_caller
@@ -112,9 +112,8 @@ class Transform(nn.Module):
     """
 
     crosses_steps = False
-    """Whether `forward` combines a step of a batch with later ones. If so, a buffer gives it the flags and the mask of
-    slices with the batch, so that it does not join slices or count padding. A `TensorDictReplayBuffer`, whose batches
-    have these entries, gives them to all transforms.
+    """Whether `forward` combines a step of a batch with later ones. A buffer then adds the flags and the mask of slices
+    to the batch before it is transformed, so that slices are not joined and padding is not counted.
     """
 
     looks_back: int | None = None
@@ -174,11 +173,7 @@ class CallableTransform(Transform):
     def __init__(self, func: Callable[[Any], Any]) -> None:
         super().__init__()
         self.func = func
-
-    @property
-    def crosses_steps(self) -> bool:  # type: ignore[override]
-        """Whether the module combines a step with later ones."""
-        return getattr(self.func, "crosses_steps", False) is True
+        self.crosses_steps = getattr(func, "crosses_steps", False)
 
     def forward(self, data: Any) -> Any:
         return self.func(data)
@@ -235,22 +230,17 @@ class Compose(Transform):
             transforms = tuple(transforms[0])
         self.transforms = nn.ModuleList([part for transform in transforms for part in _parts(transform)])
 
-    def forward(self, data: Any, first: int = 0, flags: Mapping[Any, torch.Tensor] | None = None) -> Any:
-        """Apply the transforms, from number `first` on.
-
-        `flags` are added to the batch for the transforms that cross steps, and removed after each of them.
-        """
+    def forward(self, data: Any, first: int = 0) -> Any:
+        """Apply the transforms, from number `first` on."""
         for transform in islice(self.transforms, first, None) if first else self.transforms:
             elsewhere = self._named_elsewhere(transform)
-            given = with_flags(data, flags) if flags and getattr(transform, "crosses_steps", False) is True else data
-            made = transform(given, elsewhere) if elsewhere else transform(given)
-            data = made if given is data else _without_flags(made, data, given, flags or {})
+            data = transform(data, elsewhere) if elsewhere else transform(data)
         return data
 
     @property
     def crosses_steps(self) -> bool:  # type: ignore[override]
         """Whether one of the transforms combines a step with later ones."""
-        return any(getattr(transform, "crosses_steps", False) is True for transform in self.transforms)
+        return any(getattr(transform, "crosses_steps", False) for transform in self.transforms)
 
     @property
     def looking_back(self) -> list[Any]:
@@ -385,63 +375,27 @@ class Compose(Transform):
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
 
 
-def slice_flags(info: Mapping[Any, Any]) -> dict[Any, torch.Tensor]:
-    """Return the flags and the mask of slices in the info of a batch: its bool entries."""
-    return {key: value for key, value in info.items() if getattr(value, "dtype", None) == torch.bool}
-
-
-def with_flags(rows: Any, flags: Mapping[Any, torch.Tensor]) -> Any:
-    """Return rows with the flags and the mask of slices; the same rows if they are no tensordict that fits the flags.
+def with_flags(rows: Any, info: Mapping[Any, Any]) -> Any:
+    """Return rows with the flags and the mask of slices, the bool entries of the info; other data as it is.
 
     Without them, sums over steps would cross the ends of slices that follow each other in a batch, and count padding.
     A flag in place of a stored one with as many values gets its shape.
     """
-    if not flags or not isinstance(rows, TensorDictBase):
-        return rows
-    if any(value.shape[: rows.batch_dims] != rows.batch_size for value in flags.values()):
+    flags = {key: value for key, value in info.items() if getattr(value, "dtype", None) == torch.bool}
+    if (
+        not flags
+        or not isinstance(rows, TensorDictBase)
+        or any(value.shape[: rows.batch_dims] != rows.batch_size for value in flags.values())
+    ):
         return rows
     given = rows.copy()
     for key, value in flags.items():
         if isinstance(key, tuple) and not isinstance(rows.get(key[0], given), TensorDictBase):
             continue  # the entry that would hold the flag is a tensor
         stored = rows.get(key, None)
-        if isinstance(stored, torch.Tensor) and stored.shape != value.shape and stored.numel() == value.numel():
-            value = value.reshape(stored.shape)
-        given.set(key, value)
+        alike = isinstance(stored, torch.Tensor) and stored.numel() == value.numel()
+        given.set(key, value.reshape(stored.shape) if alike else value)
     return given
-
-
-def apply_with_flags(transform: Compose, flags: Mapping[Any, torch.Tensor], data: Any, *first: int) -> Any:
-    """Apply transforms to data, from number `first` on; those that cross steps get the flags of slices with it."""
-    if type(transform).forward is Compose.forward:
-        return transform(data, *(first or (0,)), flags)
-    given = with_flags(data, flags)
-    made = transform(given, *first)
-    return made if given is data else _without_flags(made, data, given, flags)
-
-
-def _without_flags(batch: Any, rows: TensorDictBase, given: TensorDictBase, flags: Iterable[Any]) -> Any:
-    """Give a batch its own entries in place of the flags that `with_flags` added and a transform left as they were."""
-    if not isinstance(batch, TensorDictBase):
-        return batch
-    for key in flags:
-        if not _is_same_entry(batch, given, key):
-            continue
-        stored = rows.get(key, None)
-        batch = batch.exclude(key) if stored is None else batch.copy().set(key, stored)
-        nest = key[:1] if isinstance(key, tuple) else None
-        if nest and rows.get(nest, None) is None and batch.get(nest).is_empty():
-            batch = batch.exclude(nest)
-    return batch
-
-
-def _is_same_entry(batch: TensorDictBase, other: TensorDictBase, key: Any) -> bool:
-    """Return whether two batches have the same tensor at a key; for lazy stacks, in each of their parts."""
-    if isinstance(batch, LazyStackedTensorDict) and isinstance(other, LazyStackedTensorDict):
-        pairs = zip(batch.tensordicts, other.tensordicts, strict=False)
-        return len(batch.tensordicts) == len(other.tensordicts) and all(_is_same_entry(*pair, key) for pair in pairs)
-    found = batch.get(key, None)
-    return found is not None and found is other.get(key, None)
 
 
 def _inward(transform: Any, data: Any) -> Any:
