@@ -293,7 +293,7 @@ class _DeepPaths:
 
     @staticmethod
     def exec_module(module: Any) -> None:
-        """Give the module the names of rbtool, or those of the adapters."""
+        """Give the module the names of rbtool, or the names of the adapters."""
         inner = module.__name__.removeprefix(f"{__name__}.")
         if inner.startswith("adapters."):
             sys.modules[module.__name__] = importlib.import_module(f".converters.{inner}", __name__)

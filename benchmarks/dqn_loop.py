@@ -2,7 +2,7 @@
 
     python benchmarks/dqn_loop.py [--rows 10000] [--rounds 15] [--cpu]
 
-It shows how much of a small training loop the buffer takes, with everything else the same. The loop is that of
+It shows how much of a small training loop the buffer takes, with everything else the same. The loop is from
 CleanRL's `dqn.py`: one environment, a batch of 128 every 10 frames, a network of 120 and 84 units. A turn is 500 frames
 with each buffer. The figures are the microseconds of a turn, and the time with another buffer divided by the time with
 rbtool's. TorchRL is left out if it is not installed. On a busy machine, `--cpu` measures CPU time.

@@ -3,7 +3,7 @@
     python benchmarks/ensembles.py [--rows 300000] [--rounds 25] [--only PART] [--cpu]
 
 Everything runs in one process with one torch thread, and the sides take turns. The figures are medians of the time of
-one `sample` in microseconds, and the time of one buffer divided by that of the ensemble, which should be at least 0.8;
+one `sample` in microseconds, and the time of one buffer divided by the ensemble's, which should be at least 0.8;
 compared with TorchRL's ensemble of the same kind, the speed-up should be at least 3. The kinds are `rings` of 11 leaves
 and 758 bytes, `datasets` on disk, `images` of 28 kB (a hundredth of the rows), `slices` of 16 steps, and `priorities`.
 TorchRL is measured if it is installed. `--cpu` measures CPU time, which varies less on a busy machine.

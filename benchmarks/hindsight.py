@@ -2,7 +2,7 @@
 
     python benchmarks/hindsight.py [--rows 1000000] [--batch-size 256] [--rounds 500] [--limit 1.5]
 
-Rows are like those of a goal-conditioned robot, 13 leaves of 790 bytes, in episodes of 50 steps, in memory: in a
+Rows have 13 leaves of 790 bytes, as of a goal-conditioned robot, in episodes of 50 steps, in memory: in a
 storage that is just full, and in a ring that has wrapped around. One side draws a batch in which 80 % of the steps get
 the goals of later steps, with a sparse reward by distance; the other draws slices of 32 steps. The reward function is
 included, and also timed by itself. The sides take turns in one process with one torch thread; figures are medians in

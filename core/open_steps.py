@@ -151,7 +151,7 @@ class BufferSteps(PassedSteps):
 
 
 def whole_episodes(reader: StepReader) -> StepReader:
-    """Complete the rows of a buffer, or of a TED tree that another program wrote, to those of a dataset.
+    """Complete the rows of a buffer, or of a TED tree that another program wrote, to rows of a dataset.
 
     Returns `reader` itself if it is a dataset, or the checkpoint of one.
     """
@@ -160,7 +160,7 @@ def whole_episodes(reader: StepReader) -> StepReader:
 
 
 class ForeignSteps(BufferSteps):
-    """The rows of a `ForeignReader`, opened without root flags, completed to those of a dataset."""
+    """The rows of a `ForeignReader`, opened without root flags, completed to rows of a dataset."""
 
     def __init__(self, rows: ForeignReader) -> None:
         self._theirs = rows

@@ -215,7 +215,7 @@ class EpisodeColumns:
         self._spaces = spaces
         self._renamed = renamed
         self._columns = {column.field.key: column for column in columns_of(chosen.fields)}
-        # Names with slashes are those of texts, see `_text_path`.
+        # Only texts have names with slashes, see `_text_path`.
         self._original = {after: before for before, after in renamed.items() if "/" not in before}
         self._states = {key for key in state_keys(chosen.fields) if key in self._columns}
         self.dropped: dict[str, str] = {}

@@ -2,7 +2,8 @@
 
 A buffer is a ring of rows with a column for each environment. `pos` is the row that would be written next; if `full` is
 set, the ring has wrapped around, and that row is the oldest. With `optimize_memory_usage`, a buffer has no
-`next_observations`: they are the observations of the next row, and the row at `pos` has those of the newest row:
+`next_observations`: they are the observations of the next row, and for the newest row the observations at
+`pos`:
 
     slot          0   1   2   3   4        full, pos = 2: row 6 in slot 1 is the newest, row 3 in slot 3 the oldest;
     observations  s5  s6  s7  s3  s4       s7, the next observation of row 6, has overwritten row 2
@@ -255,7 +256,7 @@ class Buffer(Closing):
         position %= self._size if full and self._size else self._size + 1
         self._first, self.rows = (position, self._size) if full else (0, position)
         self.has_newest = not self.has_next and (bool(full) or position < self._size)
-        if full and not self.has_next:  # the newest observation has overwritten that of the oldest row
+        if full and not self.has_next:  # the newest observation has overwritten the oldest row's
             self._first, self.rows = (position + 1) % self._size, self._size - 1
 
     def _state(self, name: str) -> int | None:

@@ -822,7 +822,7 @@ class Hdf5File(TableFile):
         from ..files.hdf5 import require_whole_h5
 
         self.path = path
-        if begins_as_h5(path):  # with other data before it, the size in the header is not that of the file
+        if begins_as_h5(path):  # with other data before it, the size in the header is not the file's
             require_whole_h5(path)
         self._file = h5py.File(open_h5(path))
         self._values = HeapValues(self._file.id)

@@ -189,7 +189,7 @@ def load_dataset(
             dataset. Edits of batches never reach the disk. Nothing can be added.
         verify: whether all files are compared with their digests first.
         decode_video: whether the frames of kept videos are decoded in each batch.
-        texts: whether batches contain the texts of each step as strings: those of its episode, such as the task,
+        texts: whether batches contain the texts of each step as strings: its episode's, such as the task,
             `language_instruction`, and its own. LeRobot's `language_persistent` and `language_events` are lists of
             dicts. A stream has texts only if it reads a dataset that rbtool wrote.
         root: the folder of stored datasets; default `RBTOOL_HOME`, or else the cache folder of the platform. Nothing

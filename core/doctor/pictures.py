@@ -474,7 +474,7 @@ class _Sight:
     guess: Array = field(default_factory=lambda: np.zeros(0))
 
     def agreement(self, of: _Sight | None = None, *, shift: int = 0, turned: bool = False) -> float:
-        """Return the correlation of the prediction with the states, or those of another episode; 0 if undefined.
+        """Return the correlation of the prediction with the states, or with another episode's; 0 if undefined.
 
         Args:
             of: the other episode.

@@ -192,7 +192,7 @@ class _Batch:
         return found
 
     def share(self, marked: Array, of: Array | None = None) -> Array:
-        """Return the share of marked rows in each episode, or among those of its rows that the mask `of` selects."""
+        """Return the share of marked rows in each episode, or only among its rows that the mask `of` selects."""
         total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
         return np.asarray(np.add.reduceat(marked.view(np.uint8), self.starts, axis=-1, dtype=np.int32) / total)
 
@@ -1075,7 +1075,7 @@ class RowRules:
         ratio = span / np.maximum(usual, 1e-12)
         alike = np.abs(np.log(np.maximum(noisier, 1e-12)) - np.log(np.maximum(ratio, 1e-12))) < np.log(4)
         found = (larger | smaller) & alike
-        if len(usual) > 1:  # for a single component, the ratio has to be that of common units
+        if len(usual) > 1:  # for a single component, the ratio has to be one of common units
             few = found.sum(1) < max(2, self._limits.several * (usual > 0).sum())
             ratio = np.maximum(ratio, usual / np.maximum(span, 1e-12))
             common = ((ratio > 40) & (ratio < 75)) | ((ratio > 700) & (ratio < 1400))

@@ -44,7 +44,7 @@ import numpy as np
 from ..engine.tasks import error_text
 from ..errors import UsageError, WrongKindError, did_you_mean
 from ..format import fs
-from ..format.files import digest_bytes, digest_file, read_regular
+from ..format.files import digest_file, digest_text, read_regular
 from ..ted.schema import Field
 from .processor import Context, LoadedProcessor, Processor, Unit
 
@@ -348,7 +348,7 @@ class ModuleFunction(ChunkFunction):
             return ""
         reached = reached_modules([self.module], Path(str(places[0])).parent)
         own = {name: digest_file(file) for name, file in reached.items() if name.partition(".")[0] == top}
-        return digest_bytes(json.dumps(own).encode())
+        return digest_text(json.dumps(own))
 
     def _hint(self, error: Exception) -> str:
         """How to import a module that is missing but exists in the same folder; empty for other errors."""

@@ -438,7 +438,7 @@ def _is_picture(field: Field) -> bool:
 
 
 class _Encoding(BoundOperation):
-    """Encodes pictures of known sizes; those of a field at the root and under `next` share one file per episode."""
+    """Encodes pictures of known sizes; a field at the root and under `next` shares one file per episode."""
 
     def __init__(
         self, asked: EncodeImages, fields: Fields, images: Iterable[Field], references: Mapping[Key, Key]

@@ -523,7 +523,7 @@ class PackedRecording(IndexedStorage):
         return tensors_at(self._read, [field], row_numbers(as_index(index, 1), len(self)))[key]
 
     def _read(self, field: Field, rows: Array) -> Array:
-        """Read sorted rows of one leaf: consecutive rows in one read, those of the unfinished episode from memory."""
+        """Read sorted rows of one leaf: consecutive rows in one read, rows of the unfinished episode from memory."""
         assert self._recorder is not None  # the callers have checked both
         assert self._source is not None
         written = self._recorder.steps

@@ -264,7 +264,7 @@ class SourceDownload:
 
     @property
     def _recorded(self) -> Mapping[str, Any]:
-        """The options that a request records: those of the reader, and `skip_bad` if it is set."""
+        """The options that a request records: the reader's, and `skip_bad` if it is set."""
         return {**self.given, **self.asked.recorded()}
 
     @property

@@ -27,7 +27,7 @@ _OTHERS = re.compile(
     r"|CLICOLOR_FORCE|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|NUMBA_\w+",
     re.IGNORECASE,
 )
-"""Environment variables that affect rbtool, besides those of sources."""
+"""Environment variables that affect rbtool. Each source has more, its name with one of the endings below."""
 _OF_SOURCES = ("URL", "REMOTE", "DATASET_DIR", "DATASETS_PATH")
 _SECRET = re.compile(r"token|secret|password|key", re.IGNORECASE)
 

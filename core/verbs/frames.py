@@ -162,7 +162,7 @@ class FramesResult(Result):
     """The file `output` with images of the field `field` of one episode, at `fps`, which is None for a sheet.
 
     `steps` are the steps whose frames are in the file; a sheet may have fewer than were requested. The frame of step t
-    is the observation before its action, and the frame after that of the last step is the final observation. `height`
+    is the observation before its action, and the frame after the last step's is the final observation. `height`
     and `width` describe a frame before it is enlarged.
     """
 
@@ -333,7 +333,7 @@ class _Images:
             place = stop
 
     def scale(self, steps: Sequence[int], notes: list[str]) -> tuple[float, float]:
-        """Return the values that become black and white: the bounds of uint8 or bool, else those of the frames.
+        """Return the values that become black and white: the bounds of uint8 or bool, else of the frames.
 
         Floats that fit into [0, 1], [0, 255] or [-1, 1] are scaled by that range.
         """

@@ -589,7 +589,7 @@ class _Neighbours:
         """Return the distances of values `[episodes, samples, components]` from their medians at the nearest states.
 
         A linear fit to the states, and to `also`, is subtracted first, because values may differ between states that
-        are not close. The mean over steps is that of square roots, so that a few steps with large differences, at which
+        are not close. It is a mean over steps of square roots, so that a few steps with large differences, at which
         any policy may change its direction, do not dominate.
         """
         found = np.full(len(values), np.nan)
