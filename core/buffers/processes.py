@@ -31,7 +31,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import get_worker_info
 
-from ..errors import require_seed
+from ..errors import SchemaError, require_seed
 from ..storages.base import Storage
 from ..storages.write_log import Counter, WriteJournal
 
@@ -64,6 +64,23 @@ class Guard:
         self._writing = 0
         self._cells: Any = [0, 0]
         self._journal: WriteJournal | None = None
+        self._process: Counter | None = None
+
+    def refuse_others(self, process: Counter) -> None:
+        """From now on, raise SchemaError if a write overlaps with a write of another process to the same rows.
+
+        Without a lock between processes, both writes would go to the same rows, and mix them. The check needs no lock,
+        either: each process writes its number at the start of a write and reads it again at the end, so that of two
+        writes that overlap, at least one finds the number of the other.
+
+            process 7   [ 0? 7             7? 0 ]         undisturbed
+            process 9           [ 7! ]                    refused before it writes
+            process 9    [ 0? 9           ...  9? ]       started at the same instant: 7 finds 9 at its end
+
+        Args:
+            process: in shared memory, 0 while nobody writes.
+        """
+        self._process = process
 
     def acquire(self) -> None:
         """Exclude writers; calls may be nested."""
@@ -85,15 +102,31 @@ class Guard:
         if self._writing == 1:
             if self._journal is not None:
                 self._journal.begin()
+            if self._process is not None:
+                self._begin_alone(self._process)
             cells[_SEQUENCE] += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._writing -= 1
+        disturbed = False
         if not self._writing:
             self._cells[_SEQUENCE] += 1
+            if self._process is not None:
+                disturbed, self._process.value = self._process.value != os.getpid(), 0
         self.release()
+        if disturbed and error is None:
+            raise _overlap()
+
+    def _begin_alone(self, process: Counter) -> None:
+        """Enter the number of this process as the one that writes; SchemaError if another one is writing."""
+        other, own = process.value, os.getpid()
+        if other not in (0, own) and _is_alive(other):
+            self._writing -= 1
+            self.release()
+            raise _overlap()
+        process.value = own
 
     def hold(self) -> Hold:
         """Return a context that excludes writers, but not readers."""
@@ -146,6 +179,23 @@ class Guard:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
+
+
+def _overlap() -> SchemaError:
+    return SchemaError(
+        "another process writes to this buffer at the same time, which mixes rows",
+        hint="make the buffer with shared=True before the processes start",
+    )
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:  # it was killed during a write
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class Guards:

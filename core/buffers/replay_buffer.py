@@ -43,6 +43,7 @@ from ..errors import (
     keywords_of,
     quiet,
     require_flags,
+    require_number,
     unknown_keyword,
     warn_caller,
 )
@@ -263,16 +264,16 @@ class ReplayBuffer(Rebased):
         transform_factory: Any,
     ) -> None:
         checked_batch_size(batch_size)
-        if prefetch is not None and prefetch < 0:
-            raise UsageError(f"prefetch is {prefetch}, expected a number of batches")
+        if prefetch is not None:
+            require_number("prefetch", prefetch, 0, "batches")
         if prefetch and batch_size is None:
             raise UsageError("prefetch needs a batch_size: it says how large the batches prepared ahead are")
         if prefetch and shared:
             raise UsageError(
                 "prefetch and shared exclude each other: the threads of prefetch do not exist in other processes"
             )
-        if dim_extend is not None and dim_extend < 0:
-            raise UsageError(f"dim_extend is {dim_extend}, expected a dimension from 0")
+        if dim_extend is not None:
+            require_number("dim_extend", dim_extend, 0)
         if transform is not None and transform_factory is not None:
             raise WrongKindError("transform and transform_factory are both set: give one of them")
 
@@ -1921,6 +1922,12 @@ class ReplayBuffer(Rebased):
 
     def _before_fork(self) -> None:
         self._copies += 1
+        self._refuse_other_writers()
+
+    def _refuse_other_writers(self) -> None:
+        """Detect writes that overlap, if other processes have the rows, too, but no lock is taken for a write."""
+        if self._recipe is None and not self.shared and self._storage.log.process.shared:
+            self._guard.refuse_others(self._storage.log.process)
 
     def _after_fork(self) -> None:
         self._sampling = threading.RLock()
@@ -1937,7 +1944,9 @@ class ReplayBuffer(Rebased):
 
     def __getstate__(self) -> dict[str, Any]:
         generator = self._rng
-        self._copies += get_spawning_popen() is not None
+        if get_spawning_popen() is not None:
+            self._copies += 1
+            self._refuse_other_writers()
         own = {"_sampling", "_listener", "_rng", "_prefetcher", "_seen", "_drawing"}
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         with self._sampling:
@@ -1962,6 +1971,7 @@ class ReplayBuffer(Rebased):
         if self._recipe is None:
             self._writer.register_storage(self._storage)
             self._connect()
+            self._refuse_other_writers()
             if self.shared:
                 self._cut_off = False
                 self._share_rows()

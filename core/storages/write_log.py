@@ -406,11 +406,13 @@ class WriteLog:
     reader that sees new values of the former therefore has an old count, and notices the change at its next reading.
     """
 
-    __slots__ = ("_capacity", "_changes", "_irregular", "_lent", "_rows", "_saved", "_shift", "snapshots")
+    __slots__ = ("_capacity", "_changes", "_irregular", "_lent", "_rows", "_saved", "_shift", "process", "snapshots")
 
     def __init__(self) -> None:
         self._rows, self._shift, self._capacity = Counter(), Counter(), Counter()
         self._irregular, self._lent = Counter(), Counter()
+        self.process = Counter()
+        """The process that is writing, 0 if none is; only kept for the rows of `Guard.refuse_others`."""
         self._changes: deque[tuple[int, Change]] = deque(maxlen=_REMEMBERED)
         self._saved: dict[str, Written] = {}
         self.snapshots: list[Snapshot] = []
@@ -561,12 +563,14 @@ class WriteLog:
 
     def share_(self) -> None:
         """Move the counters to shared memory."""
-        for counter in (*self.counters, self._lent):
+        for counter in (*self.counters, self._lent, self.process):
             counter.share_()
 
     def __getstate__(self) -> dict[str, Any]:
         # Past changes and checkpoints stay behind: nobody has read the counts of the copy yet.
-        return {name: getattr(self, name) for name in ("_rows", "_shift", "_capacity", "_irregular", "_lent")}
+        return {
+            name: getattr(self, name) for name in ("_rows", "_shift", "_capacity", "_irregular", "_lent", "process")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._changes, self._saved, self.snapshots = deque(maxlen=_REMEMBERED), {}, []

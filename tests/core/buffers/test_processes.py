@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from waiting import HANG, run_threads
 from rbtool.core.buffers.processes import Guard, SharedGuard
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.errors import OutOfSpaceError
+from rbtool.core.errors import OutOfSpaceError, SchemaError
 from rbtool.core.samplers.prioritized import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages import write_log
@@ -256,6 +257,60 @@ def test_a_process_killed_in_the_middle_of_a_write_holds_up_nobody() -> None:
     assert is_whole(buffer.sample())
     buffer.extend(torch.ones(1, WIDTH))
     assert buffer._guard.sequence % 2 == 0
+
+
+def hold_until(buffer: ReplayBuffer, begun: Any, go_on: Any) -> None:
+    with buffer._guard:
+        begun.set()
+        go_on.wait(HANG)
+
+
+@pytest.mark.parametrize("storage", [LazyMemmapStorage, pytest.param(LazyTensorStorage, id="shared before")])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_writes_that_overlap_without_a_lock_are_refused(storage: type, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    buffer = ReplayBuffer(storage=storage(8), shared=storage is LazyTensorStorage)
+    buffer.extend(torch.zeros(4, 3))
+    buffer.share(False)  # the rows stay in shared memory
+    begun, go_on = context.Event(), context.Event()
+    process = context.Process(target=hold_until, args=(buffer, begun, go_on))
+    process.start()
+    assert begun.wait(HANG)
+    for write in (
+        partial(buffer.extend, torch.ones(2, 3)),
+        buffer.empty,
+        partial(buffer.__setitem__, 0, torch.ones(3)),
+    ):
+        with pytest.raises(SchemaError, match="another process writes to this buffer at the same time"):
+            write()
+    assert (len(buffer), buffer.write_count) == (4, 4)
+    go_on.set()
+    process.join()
+    assert process.exitcode == 0
+    buffer.extend(torch.ones(2, 3))
+    assert len(buffer) == 6
+
+
+def test_a_write_that_began_at_the_same_instant_as_another_is_found_at_its_end() -> None:
+    guard, process = Guard(), Counter()
+    guard.refuse_others(process)
+    with pytest.raises(SchemaError, match="at the same time"), guard:
+        process.value = os.getppid()  # as another process that also found 0
+    with pytest.raises(OverflowError), guard:  # an error of the write itself stays
+        process.value, process.value = os.getppid(), 1 << 63
+    with guard:
+        assert process.value == os.getpid()
+
+
+def test_a_writer_that_was_killed_without_a_lock_refuses_nobody() -> None:
+    context = multiprocessing.get_context("fork")
+    buffer, begun = ring(LazyMemmapStorage), context.Event()
+    process = context.Process(target=hold_in_the_middle, args=(buffer, begun))
+    process.start()
+    assert begun.wait(HANG)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    buffer.extend(torch.ones(1, WIDTH))
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
