@@ -24,7 +24,7 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from numbers import Real
 from types import FunctionType
 from typing import Any, TypeVar, cast
@@ -192,16 +192,15 @@ def not_installed(
 def require_flags(**flags: object) -> None:
     """Raise UsageError unless each of these arguments is True or False; a text such as "no" would count as True."""
     for name, value in flags.items():
-        # NumPy's bool is recognised by its name (bool or bool_), because this module does not import NumPy.
-        if type(value).__name__ not in ("bool", "bool_") and not (isinstance(value, int) and value in (0, 1)):
-            raise UsageError(f"{name} is {value!r}, expected True or False")
+        as_kind(name, value, {"bool"})
 
 
 def require_number(name: str, value: Any, least: int, of: str = "") -> int:
-    """Return an argument that is an int from `least` on; UsageError for others, in which `of` says what it counts."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """Return an argument that is a whole number from `least` on; UsageError for others, with `of` as what it counts."""
+    number = as_int(value)
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise UsageError(f"{name} is {value!r}, expected a number {of and f'of {of} '}from {least}")
-    return value
+    return number
 
 
 def as_int(value: Any) -> Any:
@@ -287,8 +286,8 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
     """Decorate a function so that a misspelt keyword argument raises a TypeError with a suggestion.
 
     Python 3.13 does so by itself. `more` are names that the function accepts through `**options`; any other name is
-    refused. An argument annotated as `bool` or `bool | None` must be one, also by position: `force="no"` raises
-    UsageError.
+    refused. An argument annotated as `bool`, `int`, `float`, `str` or `Sequence[str]`, or as a union of these and None,
+    must have that type, also by position: `force="no"` raises UsageError.
 
     >>> @suggests_keywords()
     ... def halve(number, *, digits=2):
@@ -300,31 +299,72 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
 
     def decorated(function: _Function) -> _Function:
         known = [*keywords_of(function), *more]
-        kinds = function.__annotations__  # texts: all modules postpone their evaluation
-        flags = {name for name in keywords_of(function) if kinds.get(name) in ("bool", "bool | None")}
+        kinds = simple_kinds(function.__annotations__)
         code = cast("FunctionType", function).__code__
-        places = [(place, name) for place, name in enumerate(code.co_varnames[: code.co_argcount]) if name in flags]
-
-        def checked(name: str, value: Any) -> bool | None:
-            if value is None and kinds[name] == "bool | None":
-                return None
-            require_flags(**{name: value})
-            return bool(value)  # `json` cannot write a NumPy bool
+        places = [(place, name) for place, name in enumerate(code.co_varnames[: code.co_argcount]) if name in kinds]
 
         @functools.wraps(function)
         def call(*arguments: Any, **given: Any) -> Any:
             require_keywords(function.__name__, given, known)
-            for name in flags & given.keys():
-                given[name] = checked(name, given[name])
+            given |= {name: as_kind(name, given[name], kinds[name]) for name in kinds.keys() & given.keys()}
             for place, name in places:
                 if place < len(arguments):
-                    arguments = (*arguments[:place], checked(name, arguments[place]), *arguments[place + 1 :])
+                    value = as_kind(name, arguments[place], kinds[name])
+                    arguments = (*arguments[:place], value, *arguments[place + 1 :])
             return function(*arguments, **given)
 
         call.__keywords__ = known  # type: ignore[attr-defined]
         return cast("_Function", call)
 
     return decorated
+
+
+def simple_kinds(annotations: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the arguments whose annotation, a type or its text, is a union of None and the types of `as_kind`.
+
+    >>> simple_kinds({"size": "int", "force": bool, "rows": "list[int]"})
+    {'size': {'int'}, 'force': {'bool'}}
+    """
+    texts = {name: kind.__name__ if isinstance(kind, type) else str(kind) for name, kind in annotations.items()}
+    kinds = {name: set(text.replace("collections.abc.", "").split(" | ")) for name, text in texts.items()}
+    return {name: kind for name, kind in kinds.items() if name != "return" and kind <= {*_EXPECTED, "None"}}
+
+
+_EXPECTED = {
+    "bool": "True or False",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "Sequence[str]": "several texts",
+}
+
+
+def as_kind(name: str, value: Any, kinds: Set[str]) -> Any:
+    """Return an argument as one of these types, given by their names; UsageError if it has none of them.
+
+    Numbers of NumPy and torch become Python's, because `json` cannot write them. Text such as "no" does not pass for a
+    bool, nor does a bool for a number, nor one text for several; 0 and 1 pass for a bool.
+    """
+    if value is None and "None" in kinds:
+        return None
+    number = as_int(value)
+    # NumPy's bool is recognised by its name (bool or bool_), because this module does not import NumPy.
+    if type(value).__name__ in ("bool", "bool_"):
+        if "bool" in kinds:
+            return bool(value)
+    elif isinstance(number, int) and kinds & {"int", "float"}:
+        return number
+    elif isinstance(value, Real) and "float" in kinds:
+        return float(value)
+    elif isinstance(value, str):
+        if "str" in kinds:
+            return value
+    elif "Sequence[str]" in kinds and isinstance(value, Iterable) and all(isinstance(one, str) for one in value):
+        return value
+    elif "bool" in kinds and isinstance(number, int) and number in (0, 1):
+        return bool(number)
+    expected = " or ".join(text for kind, text in _EXPECTED.items() if kind in kinds)
+    raise UsageError(f"{name} is {value!r}, expected {expected}")
 
 
 def require_keywords(name: str, given: Iterable[str], known: Collection[str]) -> None:

@@ -18,7 +18,7 @@ from numbers import Real
 from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, cast, get_type_hints
 
 from .declarations import packed_by_default
-from .errors import UsageError, require_flags, require_keywords
+from .errors import UsageError, as_kind, require_keywords, simple_kinds
 from .progress import Progress, Silent
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -116,8 +116,8 @@ def takes(
 ) -> Callable[[Callable[[_Asked], _Result]], Callable[_Arguments, _Result]]:
     """Decorate a function of an options object, so that callers pass the fields of the object as arguments.
 
-    A misspelt argument raises a TypeError with a suggestion, and a flag that is not True or False a UsageError, as
-    with `suggests_keywords`.
+    A misspelt argument raises a TypeError with a suggestion, and a value of another type a UsageError, as with
+    `suggests_keywords`.
 
     >>> @dataclass(frozen=True)
     ... class HalveOptions(VerbOptions):
@@ -133,20 +133,17 @@ def takes(
     types, known = get_type_hints(kind), [one.name for one in ordered_fields(kind)]
     made = inspect.signature(kind)
     signature = made.replace(parameters=[made.parameters[name].replace(annotation=types[name]) for name in known])
-    flags = {name for name in known if types[name] in (bool, bool | None)}
+    kinds = simple_kinds({name: types[name] for name in known})
 
     def decorated(function: Callable[[_Asked], _Result]) -> Callable[_Arguments, _Result]:
         @functools.wraps(function)
         def call(*arguments: _Arguments.args, **given: _Arguments.kwargs) -> _Result:
             require_keywords(function.__name__, given, known)
-            for name in flags & given.keys():
-                if given[name] is not None or types[name] is bool:
-                    require_flags(**{name: given[name]})
-                    given[name] = bool(given[name])  # `json` cannot write a NumPy bool
             try:
                 found = signature.bind(*arguments, **given).arguments
             except TypeError as error:
                 raise TypeError(f"{function.__name__}(): {error}") from None
+            found |= {name: as_kind(name, found[name], kinds[name]) for name in kinds.keys() & found.keys()}
             return function(kind(**found))
 
         result = function.__annotations__["return"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from .declarations import from_leaf
-from .errors import CorruptDataError, RbtoolError, UsageError, as_int
+from .errors import CorruptDataError, RbtoolError, UsageError
 from .format.checks import SoundSteps
 from .format.contracts import StepReader
 from .format.converter import Source
@@ -230,10 +230,9 @@ def refuse_raw_options(path: Path, options: Mapping[str, Any], instead: Mapping[
             raise UsageError(f"{option} is about raw datasets of other libraries", hint=hint)
 
 
-def require_workers(number: Any, *, resume: bool = False) -> int:
+def require_workers(number: int, *, resume: bool = False) -> int:
     """Return the number of worker processes; UsageError if it is negative, or 0 with `resume`."""
-    number = as_int(number)
-    if not isinstance(number, int) or number < 0:
+    if number < 0:
         raise UsageError(f"--num-workers is {number!r}, expected 0 (no other process) or more")
     if resume and not number:
         raise UsageError("--resume needs worker processes: this one keeps nothing", hint="add --num-workers N")

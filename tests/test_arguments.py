@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import each
 
 import rbtool
-from rbtool.core.errors import UsageError
+from rbtool.core.errors import UsageError, as_kind, simple_kinds
 
 
 def _public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -39,23 +41,71 @@ def test_every_public_function_names_the_argument_nearest_to_a_misspelt_one() ->
             function(*arguments, **{f"{argument}s": None})
 
 
-def test_every_public_function_takes_no_words_for_flags() -> None:
+def test_every_public_function_refuses_arguments_of_another_type() -> None:
     checked = 0
     for _name, function in _public_functions():
         if not hasattr(function, "__keywords__"):
             continue
         parameters = inspect.signature(function).parameters
-        arguments = [torch.nn.Identity() for one in parameters.values() if one.default is one.empty and one.kind < 2]
-        flags = ("bool", "bool | None", bool, bool | None)
-        for flag in (one.name for one in parameters.values() if one.annotation in flags):
-            with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
-                function(*arguments, **{flag: "no"})
-            if parameters[flag].kind is not inspect.Parameter.KEYWORD_ONLY:
-                before = [one.default for one in list(parameters.values())[len(arguments) : [*parameters].index(flag)]]
-                with pytest.raises(UsageError, match=f"{flag} is 'no', expected True or False"):
-                    function(*arguments, *before, "no")
+        kinds = simple_kinds({name: one.annotation for name, one in parameters.items()})
+        arguments = {  # of the right type, as the first wrong one is named
+            name: {"str": "x", "int": 1, "float": 1.0, "bool": True}.get(
+                min(kinds.get(name, {""})), torch.nn.Identity()
+            )
+            for name, one in parameters.items()
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        }
+        for name, kind in kinds.items():
+            wrong = {1} if "str" in kind else "no"
+            with pytest.raises(UsageError, match=rf"^{name} is {re.escape(repr(wrong))}, expected "):
+                function(**arguments | {name: wrong})
+            if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY:
+                earlier = list(parameters)[: [*parameters].index(name)]
+                before = [arguments.get(one, parameters[one].default) for one in earlier]
+                with pytest.raises(UsageError, match=rf"^{name} is {re.escape(repr(wrong))}, expected "):
+                    function(
+                        *before, wrong, **{one: arguments[one] for one in arguments if one not in {*earlier, name}}
+                    )
             checked += 1
-    assert checked > 70
+    assert checked > 250
+
+
+@each(
+    ("value", "kinds", "found"),
+    [
+        (np.bool_(True), {"bool"}, True),
+        (1, {"bool"}, True),
+        (None, {"int", "None"}, None),
+        (np.int64(3), {"int"}, 3),
+        (torch.tensor(3), {"int", "str"}, 3),
+        (np.float32(0.5), {"float"}, 0.5),
+        (2, {"float"}, 2),
+        ("a", {"str", "Sequence[str]"}, "a"),
+        (("a", "b"), {"str", "Sequence[str]"}, ("a", "b")),
+    ],
+)
+def test_an_argument_of_a_simple_type_becomes_pythons(value: Any, kinds: set[str], found: Any) -> None:
+    assert as_kind("x", value, kinds) == found
+    assert type(as_kind("x", value, kinds)) is type(found)
+
+
+@each(
+    ("value", "kinds", "expected"),
+    [
+        ("no", {"bool", "None"}, "True or False"),
+        (2, {"bool"}, "True or False"),
+        (True, {"int", "None"}, "a whole number"),
+        (1.0, {"int"}, "a whole number"),
+        (None, {"float"}, "a number"),
+        (1, {"str", "None"}, "text"),
+        ("a", {"Sequence[str]"}, "several texts"),
+        ([1], {"str", "Sequence[str]"}, "text or several texts"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(value: Any, kinds: set[str], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        as_kind("x", value, kinds)
+    assert caught.value.message == f"x is {value!r}, expected {expected}"
 
 
 def test_every_method_of_a_spec_takes_no_words_for_flags() -> None:

@@ -21,7 +21,6 @@ from ..errors import (
     SchemaError,
     UsageError,
     WrongKindError,
-    as_int,
     keywords_of,
     refuse_misspelt,
     require_flags,
@@ -276,7 +275,7 @@ def prefill_replay_buffer(
     UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ, and, with
     nothing written, for chunks that the sampler of the dataset cannot draw.
     """
-    chunk_size, n_samples = require_number("chunk_size", as_int(chunk_size), 1), as_int(n_samples)
+    chunk_size = require_number("chunk_size", chunk_size, 1)
     size = _elements_of(dataset)
     if n_samples is None or require_number("n_samples", n_samples, 1) >= size:
         for rows in _all_rows(dataset, chunk_size):

@@ -31,7 +31,6 @@ from ..errors import (
     NoLengthError,
     SchemaError,
     UsageError,
-    as_int,
     require_number,
     require_seed,
     suggests_keywords,
@@ -874,7 +873,7 @@ def shard_of_process(rank: int | None, world_size: int | None) -> Shard:
         raise UsageError(f"rank is {rank} and world_size is {world_size}, expected both or none")
     if rank is None or world_size is None:
         rank, world_size = _own_rank()
-    rank, world_size = require_number("rank", as_int(rank), 0), require_number("world_size", as_int(world_size), 1)
+    rank, world_size = require_number("rank", rank, 0), require_number("world_size", world_size, 1)
     if rank >= world_size:
         raise UsageError(f"rank is {rank} of {world_size}, expected a number from 0 to world_size - 1")
     return Shard(rank, world_size)
