@@ -6,9 +6,9 @@ import json
 import math
 import os
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -177,8 +177,8 @@ class Doctor(Rule):
         self._check_files(report, metadata)
         return report.findings
 
-    def _splits(self) -> dict[str, Sequence[int]]:
-        found: dict[str, Sequence[int]] = {}
+    def _splits(self) -> dict[str, range]:
+        found: dict[str, range] = {}
         for name, place in _mapping(self._info.get("splits")).items():
             match = _RANGE.fullmatch(str(place))
             if match:
@@ -199,20 +199,33 @@ class Doctor(Rule):
             if isinstance(stated, int) and there is not None and stated != there:
                 report.add("MET002", f"{_INFO} states {name} {stated:,}, but there are {there:,}", figure=there,
                            threshold=stated)  # fmt: skip
-        covered = [number for numbers in self._splits().values() for number in numbers]
-        if covered and (lost := sorted(set(report.numbers) - set(covered))):
-            report.add("MET002", f"{of_episodes(lost)}: in no split of {_INFO}", episodes=lost,
-                       figure=len(lost))  # fmt: skip
-        if missing := sorted(set(covered) - set(report.numbers)):
-            report.add("MET002", f"{of_episodes(missing)}: in a split of {_INFO}, but not in the data",
-                       figure=len(missing))  # fmt: skip
-        if twice := sorted(number for number, count in Counter(covered).items() if count > 1):
-            report.add("MET002", f"{of_episodes(twice)}: in more than one split of {_INFO}", episodes=twice,
-                       figure=len(twice))  # fmt: skip
+        self._check_splits(report)
         if metadata is not None and self._rows.has("index"):
             self._check_index(report, metadata)
         for text, numbers in metadata.contradictions if metadata is not None else ():
             report.add("MET002", text, episodes=numbers, figure=len(numbers))
+
+    def _check_splits(self, report: Report) -> None:
+        # A damaged file may state any bounds, so ranges of episodes are compared without listing them.
+        splits = sorted((one for one in self._splits().values() if one), key=lambda one: one.start)
+        known = set(report.numbers)
+        counts = {number: sum(number in one for one in splits) for number in sorted(known)}
+        lost = [number for number, count in counts.items() if not count]
+        if splits and lost:
+            report.add("MET002", f"{of_episodes(lost)}: in no split of {_INFO}", episodes=lost,
+                       figure=len(lost))  # fmt: skip
+        stop, parts = 0, list[range]()  # of the splits, without what an earlier split has
+        for one in splits:
+            parts.append(range(max(one.start, stop), max(one.stop, stop)))
+            stop = max(one.stop, stop)
+        missing = sum(one.stop - one.start for one in parts) - sum(map(bool, counts.values()))
+        if missing:
+            first = [*islice((number for one in parts for number in one if number not in known), 6)]
+            report.add("MET002", f"{of_episodes(first, missing)}: in a split of {_INFO}, but not in the data",
+                       figure=missing)  # fmt: skip
+        if twice := [number for number, count in counts.items() if count > 1]:
+            report.add("MET002", f"{of_episodes(twice)}: in more than one split of {_INFO}", episodes=twice,
+                       figure=len(twice))  # fmt: skip
 
     def _check_index(self, report: Report, metadata: SourceMetadata) -> None:
         """Check that `index` counts the rows of the dataset, given the lengths of the episodes before each row."""

@@ -191,6 +191,15 @@ class _Batch:
         found[..., self.lasts] = 0
         return found
 
+    def smooth(self, values: Array, width: int) -> Array:
+        """Return the mean of the `width` rows around each row; fewer where the episode begins or ends."""
+        half = width // 2
+        place = np.arange(self.rows) + half * self.spread(np.arange(len(self.starts)))  # with a gap between episodes
+        padded = np.zeros((2, self.rows + half * len(self.starts)))
+        padded[0, place], padded[1, place] = values, 1
+        total, count = (np.convolve(one, np.ones(width))[half:][place] for one in padded)
+        return np.asarray(total / count)
+
     def share(self, marked: Array, of: Array | None = None) -> Array:
         """Return the share of marked rows in each episode, or only among its rows that the mask `of` selects."""
         total = self.lengths if of is None else np.maximum(self.sum(of.astype(np.int32)), 1)
@@ -206,11 +215,11 @@ class _Batch:
 
     def longest_run(self, marked: Array) -> tuple[Array, Array]:
         """Return the length and the first row of the longest run of marked rows in each episode."""
-        edges = np.diff(np.concatenate(([0], marked.astype(np.int8), [0])))
-        begin, end = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        before, after = np.append(False, marked[:-1]), np.append(marked[1:], False)
+        before[self.starts] = after[self.lasts] = False
+        begin, end = np.flatnonzero(marked & ~before), np.flatnonzero(marked & ~after) + 1
         length, place = np.zeros(len(self.starts), np.int64), self.starts.copy()
         which = np.searchsorted(self.starts, begin, side="right") - 1
-        end = np.minimum(end, (self.starts + self.lengths)[which])
         order = np.argsort(end - begin, kind="stable")  # of several runs of an episode, the last one assigned stays
         length[which[order]], place[which[order]] = (end - begin)[order], begin[order]
         return length, place
@@ -471,9 +480,8 @@ class RowRules:
         lead, tail = batch.leading((pace > limits.slow) | (self._pace > limits.slow))
         self._keep(lead=lead, tail=tail)
         within = np.arange(batch.rows) - batch.spread(batch.starts)
-        kernel, half = np.ones(_SMOOTHED) / _SMOOTHED, _SMOOTHED // 2  # noise in a single step does not end a pause
-        smoothed = (np.convolve(one, kernel)[half : half + batch.rows] for one in (pace, self._pace))
-        rests = np.maximum(*smoothed) <= _PAUSED * limits.slow
+        # Noise in a single step does not end a pause: paces are averaged over neighbouring steps of the same episode.
+        rests = np.maximum(*(batch.smooth(one, _SMOOTHED) for one in (pace, self._pace))) <= _PAUSED * limits.slow
         rests &= (within >= batch.spread(lead)) & (within < batch.spread(batch.lengths - tail))
         run, place = batch.longest_run(rests)
         self._keep(pause=run, pause_at=place - batch.starts)
@@ -765,7 +773,7 @@ class RowRules:
 
     def report_copies(
         self,
-        splits: Mapping[str, Sequence[int]],
+        splits: Mapping[str, range],
         tasks: Mapping[int, Sequence[str]],
         has_same_pictures: Callable[[int, int], bool | None],
     ) -> None:
@@ -782,7 +790,6 @@ class RowRules:
             number for one in self._report.findings if BY_ID[one.rule].mend.startswith("leave out")
             for number in one.episodes
         }  # fmt: skip
-        of_split = {number: name for name, numbers in splits.items() for number in numbers}
         where = {number: at for at, number in enumerate(self._number.tolist())}
         equal: set[int] = set()
         found: dict[str, list[tuple[list[int], str, float]]] = defaultdict(list)
@@ -807,7 +814,10 @@ class RowRules:
                     differing = self._differing(where[same[0]], where[number], tasks, has_same_pictures)
                     found["EPI009"].append(([number], f"the same motion as episode {same[0]}, {differing}", 1))
             for original, numbers in copies_of.items():
-                names = {of_split.get(one, "no split") for one in (original, *numbers)}
+                names = {
+                    next((name for name, split in splits.items() if one in split), "no split")
+                    for one in (original, *numbers)
+                }
                 across = f", in different splits: {' and '.join(sorted(names))}" if len(names) > 1 else ""
                 found["EPI001"].append((numbers, f"the same as episode {original}{across}", len(numbers) + 1))
         near = self._near(equal, varied, spoiled)

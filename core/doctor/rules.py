@@ -509,12 +509,12 @@ class Report:
         return how
 
 
-def of_episodes(episodes: Collection[int]) -> str:
-    """Return the numbers of the first few episodes as text: `episode 3`, or `episodes 3, 5, 8 and 4 more`."""
+def of_episodes(episodes: Collection[int], count: int | None = None) -> str:
+    """Return the numbers of the first few of `count` episodes: `episode 3`, or `episodes 3, 5, 8 and 4 more`."""
     shown = [str(int(one)) for one in list(episodes)[:6]]
-    if len(episodes) == 1:
+    if len(shown) == 1:
         return f"episode {shown[0]}"
-    more = len(episodes) - len(shown)
+    more = (len(episodes) if count is None else count) - len(shown)
     return f"episodes {', '.join(shown)}" + (f" and {more:,} more" if more else "")
 
 

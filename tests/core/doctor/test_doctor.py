@@ -21,7 +21,7 @@ from robot_sets import CLEAN, DEFECTS, Kind, make, write, write_defect
 import rbtool
 from rbtool import CorruptDataError, UsageError
 from rbtool.core.doctor.pictures import Eye, Frames
-from rbtool.core.doctor.rows import _MOST_HELD, RowRules
+from rbtool.core.doctor.rows import _MOST_HELD, RowRules, _Batch
 from rbtool.core.doctor.rules import BY_ID, DROPS, ENTRIES, Report, Thresholds
 from rbtool.core.preprocess import run
 from rbtool.core.results import to_document
@@ -238,6 +238,10 @@ def _with_rows(folder: Path, count: int) -> None:
     pq.write_table(pq.read_table(path).slice(0, count), path)
 
 
+def _with_splits(**splits: str) -> Any:
+    return robot_sets._edit_json("meta/info.json", lambda info: info.update(splits=splits))
+
+
 @pytest.mark.parametrize("version", ["v2.1", "v3.0"])
 @pytest.mark.parametrize(
     ("change", "rule", "said"),
@@ -253,6 +257,10 @@ def _with_rows(folder: Path, count: int) -> None:
             "no statistics of action",
         ),
         (robot_sets._edit_json("meta/info.json", lambda info: info.update(total_tasks=5)), "MET002", "total_tasks 5"),
+        (_with_splits(train="0:2"), "MET002", "episode 2: in no split"),
+        (_with_splits(train="0:3", val="1:2"), "MET002", "episode 1: in more than one split"),
+        (_with_splits(a="0:3", b="4:6", c="5:8"), "MET002", "episodes 4, 5, 6, 7: in a split"),
+        (_with_splits(train=f"0:{10**30}"), "MET002", f"episodes 3, 4, 5, 6, 7, 8 and {10**30 - 9:,} more: in a split"),
         (lambda folder: _emptied(folder / "meta", "*episodes*"), "TED014", "empty file"),
     ],
 )
@@ -262,6 +270,14 @@ def test_metadata_are_checked_without_data(tmp_path: Path, version: str, change:
     result = rbtool.check(folder, format="lerobot", data=False)
     assert [(one.rule, said in one.message) for one in result.findings] == [(rule, True)] * bool(rule)
     assert "--no-data" in result.notes[0]
+
+
+def test_runs_and_means_of_rows_end_with_the_episode() -> None:
+    batch = _Batch(np.array([1, 0, 0, 1, 0, 1], bool))
+    length, first = batch.longest_run(np.array([0, 1, 1, 1, 1, 0], bool))
+    assert (length.tolist(), first.tolist()) == ([2, 2, 0], [1, 3, 5])
+    assert batch.smooth(np.array([0.0, 3, 6, 10, 20, 7]), 3).tolist() == [1.5, 3, 4.5, 15, 15, 7]
+    assert batch.smooth(np.array([0.0, 3, 6, 10, 20, 7]), 5).tolist() == [3, 3, 3, 15, 15, 7]
 
 
 def test_a_dataset_is_checked_without_its_rows(tmp_path: Path) -> None:
