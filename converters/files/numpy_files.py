@@ -757,6 +757,8 @@ class NpzFile(Closing):
             raise self._damaged(f"the list of its arrays, at its end, cannot be read ({error}): it was cut") from error
         found: dict[str, zipfile.ZipInfo] = {}
         for member in members:
+            if member.is_dir() and not member.file_size:  # file managers add entries for folders
+                continue
             if why := _refused(member, size):
                 raise self._damaged(f"{member.filename[:200]!r} {why}")
             if member.filename in found:

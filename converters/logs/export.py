@@ -39,6 +39,8 @@ _KINDS = {
     "uint8": ("Uint32s", 13), "uint16": ("Uint32s", 13), "uint32": ("Uint32s", 13), "bool": ("Bools", 8),
 }  # fmt: skip
 """For each element type, the name of its message, and Protobuf's number for the type of the values."""
+_MARKS = {"event", "episode"}
+"""What the messages at the start and the end of an episode have besides its text."""
 _MADE = frozenset({"time", "age", "late"})
 """First parts of the keys that the reader of logs makes."""
 
@@ -91,6 +93,8 @@ class McapExporter(RowSink):
         self.note_both()
         if table.has_seed.any():
             self.notes.append("seeds of episodes are not stored")
+        if lost := sorted(_MARKS & set().union(*(self.chosen.text or ()))):
+            self.notes.append(f"text of episodes named {' and '.join(lost)} is not stored")
         pairs = " ".join(f"{'.'.join(field.key)}=/{'/'.join(field.key)}" for field in self._fields)
         reward = " reward=/reward" if self._reward is not None else ""
         fps = str(float(self._fps)).removesuffix(".0")

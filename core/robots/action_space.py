@@ -817,7 +817,7 @@ class ChangeActionSpace(RowOperation):
         if self.key not in widths:
             raise UsageError(
                 f"action-space changes {self.key!r}, which is not a field with a vector of numbers in each row",
-                hint=f"there are {', '.join(sorted(widths))}",
+                hint=f"there are {', '.join(sorted(widths))}" if widths else "",
             )
         return Layout.of(self.key, self.groups, widths, names)
 

@@ -11,6 +11,7 @@ import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ import rbtool
 from rbtool.converters.logs.reader import LogReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
 from rbtool.core.format.converter import Reader
-from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan
+from rbtool.core.testing.datasets import ODD_LEAVES, WALK_FIELDS, DatasetPlan, walk_pieces, write_pieces, write_plan
 from rbtool.core.testing.readers import ReaderTests, joined
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -1502,6 +1503,13 @@ def test_an_export_counts_the_ends_that_it_cannot_state(tmp_path: Path) -> None:
     write_plan(DatasetPlan((3, 2), ("truncated", "both"), (False, False), ODD_LEAVES[:1]), tmp_path / "made")
     notes = rbtool.export(tmp_path / "made", tmp_path / "out.mcap", fps=10).notes
     assert "1 episode that ended terminated and truncated: stored as terminated" in notes
+
+
+def test_an_export_names_text_of_episodes_that_it_cannot_store(tmp_path: Path) -> None:
+    pieces = [replace(piece, text={"event": "fall", "task": "walk"}) for piece in walk_pieces([(3, "terminated")])]
+    write_pieces(tmp_path / "made", WALK_FIELDS, pieces)
+    notes = rbtool.export(tmp_path / "made", tmp_path / "out.mcap", fps=10).notes
+    assert "text of episodes named event is not stored" in notes
 
 
 def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tmp_path: Path) -> None:

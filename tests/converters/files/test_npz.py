@@ -254,6 +254,15 @@ def test_names_that_lead_out_of_a_folder_are_refused(tmp_path: Path, name: str, 
         NpzFile(tmp_path / "a.npz")
 
 
+def test_entries_of_folders_are_passed_over(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.mkdir("folder")
+        archive.write(tmp_path / "a.npy", "a.npy")
+    with NpzFile(tmp_path / "a.npz") as file:
+        assert (file.names, file.read("a", 0, 3).tolist()) == (("a",), [0, 1, 2])
+
+
 def test_a_name_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("a.npy", _array([1]))
