@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Cases:
@@ -54,3 +55,20 @@ def _calls(suite: type, name: str) -> Iterator[dict[str, Any]]:
             continue
         with tempfile.TemporaryDirectory() as folder:
             yield options | {"tmp_path": Path(folder)}
+
+
+class Broken(NamedTuple):
+    """A class that breaks a rule: its parent, the tests that have to fail, and the members that break the rule."""
+
+    parent: type
+    tests: str
+    members: Mapping[str, Any]
+
+    def require_found(self, suite_of: Callable[[type], type], module: str) -> None:
+        """Run the tests, whose names are separated by blanks: they fail for the class, and pass without its members."""
+        for members in ({}, self.members):
+            kind = type("Saboteur", (self.parent,), {"__module__": module, **members})
+            setattr(sys.modules[module], kind.__name__, kind)  # where pickle looks for it
+            for test in self.tests.split():
+                error = failure(suite_of(kind), test)
+                assert (error is None) is (members != self.members), (test, members, error)
