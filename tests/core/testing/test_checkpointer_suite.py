@@ -12,7 +12,7 @@ import pytest
 import torch
 from npz_checkpointer import NpzCheckpointer
 from row_storage import ObjectStorage
-from suite_runs import failure, failures, names_in
+from suite_runs import Broken, failure, failures
 from tensordict import TensorDict
 
 from rbtool import (
@@ -78,76 +78,44 @@ def test_the_documented_checkpointer_is_short_and_uses_no_private_name() -> None
     assert re.search(r"\._(?!_init__\()", source) is None
 
 
-# Each breaks one rule: what breaks it, and the test that fails -----------------------------------------------------
+# Each breaks one rule -----------------------------------------------------------------------------------------------
+
+WRITE, READ = NpzCheckpointer.write, NpzCheckpointer.read
 
 
-class LosesARow(NpzCheckpointer):
-    def write(self, rows, folder):
-        super().write(rows[:-1], folder)
+def negating(self, rows, folder):
+    rows["action"].neg_()
+    WRITE(self, rows, folder)
 
 
-class ReadsFewerRows(NpzCheckpointer):
-    def read(self, folder):
-        return super().read(folder)[1:]
+def leaving_a_file_open(self, folder, opened=[]):  # noqa: B006 - the files of all calls
+    opened.append((folder / "rows.npz").open("rb"))
+    return READ(self, folder)
 
 
-class WrongDtype(NpzCheckpointer):
-    def read(self, folder):
-        rows = super().read(folder)
-        return rows.set("state", rows["state"].float())
+def keeping_rows_in_memory(self, rows, folder):
+    WRITE(self, rows, folder)
+    type(self).kept = rows
 
 
-class WrongValues(NpzCheckpointer):
-    def read(self, folder):
-        rows = super().read(folder)
-        return rows.set("action", rows["action"] + 1)
+def writing_elsewhere(self, rows, folder):
+    WRITE(self, rows, folder)
+    Path("rows.txt").write_text("rows")
 
 
-class ForgetsNaN(NpzCheckpointer):
-    def read(self, folder):
-        return super().read(folder).apply(lambda leaf: leaf.nan_to_num() if leaf.is_floating_point() else leaf)
+def forgetting_the_cursor(self, storage, path):
+    NpzCheckpointer.loads(self, storage, path)
+    storage.last_cursor = None
 
 
-class WrongOrder(NpzCheckpointer):
-    def read(self, folder):
-        rows = super().read(folder)
-        return rows[torch.arange(len(rows)).flip(0)]
+def keeping_older_rows(self, storage, path):
+    rows = self.read(Path(path))
+    storage.set(range(len(rows)), rows)
 
 
-class ForgetsAKey(NpzCheckpointer):
-    def write(self, rows, folder):
-        super().write(rows.exclude("action"), folder)
-
-
-class ChangesTheRows(NpzCheckpointer):
-    def write(self, rows, folder):
-        rows["action"].neg_()
-        super().write(rows, folder)
-
-
-class KeepsRowsInMemory(NpzCheckpointer):
-    kept: Any = None
-
-    def write(self, rows, folder):
-        super().write(rows, folder)
-        type(self).kept = rows
-
-    def read(self, folder):
-        return self.kept
-
-
-class LeavesAFileOpen(NpzCheckpointer):
-    opened: Any = []  # noqa: RUF012 - one for all
-
-    def read(self, folder):
-        self.opened.append((folder / "rows.npz").open("rb"))
-        return super().read(folder)
-
-
-class WritesElsewhere(NpzCheckpointer):
-    def write(self, rows, folder):
-        super().write(rows, folder)
-        Path("rows.txt").write_text("rows")
+def emptying_first(self, storage, path):
+    storage.empty()
+    NpzCheckpointer.loads(self, storage, path)
 
 
 class OfTorchRL(StorageCheckpointerBase):
@@ -165,77 +133,52 @@ class OfTorchRL(StorageCheckpointerBase):
         storage.last_cursor = json.loads((Path(path) / "rows.json").read_text())["cursor"]
 
 
-class NotAtomic(NpzCheckpointer):
-    def dumps(self, storage, path):
-        OfTorchRL().dumps(storage, path)
+LOADED, DAMAGED = "test_rows_come_back_bit_for_bit", "test_damage_is_found_and_changes_nothing"
+OTHER_ROWS = {
+    "loses a row": {"write": lambda self, rows, folder: WRITE(self, rows[:-1], folder)},
+    "reads fewer rows": {"read": lambda self, folder: READ(self, folder)[1:]},
+    "reads another dtype": {"read": lambda self, folder: READ(self, folder).apply(
+        lambda leaf: leaf.float() if leaf.dtype is torch.float64 else leaf)},
+    "forgets a key": {"write": lambda self, rows, folder: WRITE(self, rows.exclude("action"), folder)},
+}  # fmt: skip
+"""Rows of another number, dtype or structure than were saved, which are never loaded."""
+BROKEN = {name: Broken(NpzCheckpointer, LOADED, members) for name, members in OTHER_ROWS.items()} | {
+    "reads other values": Broken(NpzCheckpointer, LOADED, {"read": lambda self, folder: READ(self, folder).apply(
+        lambda leaf: leaf + 1 if leaf.dtype is torch.int16 else leaf)}),
+    "forgets NaN": Broken(NpzCheckpointer, LOADED, {"read": lambda self, folder: READ(self, folder).apply(
+        lambda leaf: leaf.nan_to_num() if leaf.is_floating_point() else leaf)}),
+    "reads in another order": Broken(NpzCheckpointer, LOADED, {
+        "read": lambda self, folder: READ(self, folder).apply(lambda leaf: leaf.flip(0))}),
+    "forgets the cursor": Broken(NpzCheckpointer, LOADED, {"loads": forgetting_the_cursor}),
+    "keeps older rows": Broken(NpzCheckpointer, "test_old_rows_are_replaced", {"loads": keeping_older_rows}),
+    "changes the rows": Broken(NpzCheckpointer, "test_saving_changes_nothing", {"write": negating}),
+    "keeps the rows in memory": Broken(NpzCheckpointer, "test_each_checkpoint_has_its_own_rows", {
+        "write": keeping_rows_in_memory, "read": lambda self, folder: self.kept}),
+    "replaces a checkpoint in place": Broken(
+        NpzCheckpointer, "test_an_older_checkpoint_survives_a_write_that_fails",
+        {"dumps": lambda self, storage, path: OfTorchRL().dumps(storage, path)}),
+    "empties the storage first": Broken(NpzCheckpointer, DAMAGED, {"loads": emptying_first}),
+    "writes elsewhere": Broken(NpzCheckpointer, "test_only_the_folder_is_written_to", {"write": writing_elsewhere}),
+    "leaves a file open": Broken(NpzCheckpointer, "test_files_are_closed", {"read": leaving_a_file_open}),
+    "skips hooks": Broken(NpzCheckpointer, "test_hooks_change_the_written_and_the_read_rows", {
+        "_through_load_hooks": lambda self, data, out: data}),
+    "cannot be pickled": Broken(NpzCheckpointer, "test_a_pickled_checkpointer_reads_the_same", {
+        "__getstate__": lambda self: {"hook": lambda: None}}),
+}  # fmt: skip
 
 
-class ForgetsTheCursor(NpzCheckpointer):
-    def loads(self, storage, path):
-        super().loads(storage, path)
-        storage.last_cursor = None
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_checkpointer_fails(name: str) -> None:
+    BROKEN[name].require_found(suite_of, __name__)
 
 
-class KeepsOlderRows(NpzCheckpointer):
-    def loads(self, storage, path):
-        rows = self.read(Path(path))
-        storage.set(range(len(rows)), rows)
-
-
-class EmptiesFirst(NpzCheckpointer):
-    def loads(self, storage, path):
-        storage.empty()
-        super().loads(storage, path)
-
-
-class SkipsHooks(NpzCheckpointer):
-    def _through_load_hooks(self, data, out):
-        return data
-
-
-class CannotBePickled(NpzCheckpointer):
-    def __getstate__(self):
-        return {"hook": lambda: None}
-
-
-BROKEN: dict[type[StorageCheckpointerBase], str] = {
-    LosesARow: "test_rows_come_back_bit_for_bit",
-    ReadsFewerRows: "test_rows_come_back_bit_for_bit",
-    WrongDtype: "test_rows_come_back_bit_for_bit",
-    WrongValues: "test_rows_come_back_bit_for_bit",
-    ForgetsNaN: "test_rows_come_back_bit_for_bit",
-    WrongOrder: "test_rows_come_back_bit_for_bit",
-    ForgetsAKey: "test_rows_come_back_bit_for_bit",
-    ForgetsTheCursor: "test_rows_come_back_bit_for_bit",
-    KeepsOlderRows: "test_old_rows_are_replaced",
-    ChangesTheRows: "test_saving_changes_nothing",
-    KeepsRowsInMemory: "test_each_checkpoint_has_its_own_rows",
-    NotAtomic: "test_an_older_checkpoint_survives_a_write_that_fails",
-    EmptiesFirst: "test_damage_is_found_and_changes_nothing",
-    OfTorchRL: "test_damage_is_found_and_changes_nothing",
-    WritesElsewhere: "test_only_the_folder_is_written_to",
-    LeavesAFileOpen: "test_files_are_closed",
-    SkipsHooks: "test_hooks_change_the_written_and_the_read_rows",
-    CannotBePickled: "test_a_pickled_checkpointer_reads_the_same",
-}
-
-
-@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_checkpointer_fails_the_test_of_its_rule(kind: type[StorageCheckpointerBase]) -> None:
-    assert failure(suite_of(kind), BROKEN[kind]) is not None
-
-
-def test_every_broken_rule_is_a_test_of_the_suite() -> None:
-    assert set(BROKEN.values()) <= set(names_in(CheckpointerTests))
-
-
-@pytest.mark.parametrize("kind", [LosesARow, ReadsFewerRows, WrongDtype, ForgetsAKey])
-def test_rows_of_another_shape_or_dtype_are_never_loaded(kind: Any, tmp_path: Path) -> None:
-    suite = suite_of(kind)()
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_rows_of_another_shape_or_dtype_are_never_loaded(name: str, tmp_path: Path) -> None:
+    suite = suite_of(type("Broken", (NpzCheckpointer,), OTHER_ROWS[name]))()
     storage, older = suite.filled(4), suite.filled(2, first=40)
     storage.dumps(tmp_path / "saved")
     rows = older[:].apply(torch.clone)
-    with pytest.raises(CorruptDataError, match=rf"{kind.__name__}\.read\(\) returned .* was saved"):
+    with pytest.raises(CorruptDataError, match=r"Broken\.read\(\) returned .* was saved"):
         older.loads(tmp_path / "saved")
     assert len(older) == 2
     assert is_bitwise_equal(older[:], rows)
@@ -244,11 +187,12 @@ def test_rows_of_another_shape_or_dtype_are_never_loaded(kind: Any, tmp_path: Pa
 # Checkpointers that were written for TorchRL ------------------------------------------------------------------------
 
 
-def test_a_checkpointer_written_for_torchrl_saves_and_loads(tmp_path: Path) -> None:
+def test_a_checkpointer_written_for_torchrl_saves_and_loads_and_finds_no_damage(tmp_path: Path) -> None:
     suite = suite_of(OfTorchRL)()
     saved = suite.filled(4)
     saved.dumps(tmp_path / "saved")
     suite.assert_loads(tmp_path / "saved", saved, suite.storage())
+    assert failure(suite_of(OfTorchRL), DAMAGED) is not None
 
 
 class Counts(TensorStorageCheckpointer):

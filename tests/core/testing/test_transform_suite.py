@@ -87,63 +87,14 @@ def test_ours_pass(make: Callable[[], Transform], rule: str) -> None:
     getattr(suite(make), rule)()
 
 
-class EditsBatch(Transform):
-    def forward(self, data: Any) -> Any:
-        data["observation"].mul_(2)
-        return data
+class Counts(Transform):
+    """Numbers what is written, and says nothing of it."""
 
-
-class EditsData(Transform):
-    def inv(self, data: Any) -> Any:
-        data["next", "reward"].mul_(2)
-        return data
-
-
-class DrawsGlobally(Transform):
-    def forward(self, data: Any) -> Any:
-        return data.copy().set("noise", torch.rand(data.shape))
-
-
-class DrawsAndForgets(Transform):
-    draws = True
-
-    def forward(self, data: Any) -> Any:
-        torch.rand(1)
-        return data
-
-
-class Remembers(Transform):
-    seen = 0
-
-    def forward(self, data: Any) -> Any:
-        self.seen += 1
-        return data.copy().set("seen", torch.full(data.shape, self.seen))
-
-
-class CountsSilently(Transform):
     seen = 0
 
     def inv(self, data: Any) -> Any:
         self.seen += 1
         return data.copy().set("seen", torch.full(data.shape, self.seen))
-
-
-class CountsOutsideOfBuffers(CountsSilently):
-    counts_writes = True
-
-
-class Uncopied(CountsOutsideOfBuffers):
-    def __deepcopy__(self, memo: Any) -> Any:
-        return type(self)()
-
-
-class FollowsAnyway(Halved):
-    @property
-    def named_in_next(self) -> frozenset[tuple[str, ...]]:
-        return frozenset()
-
-    def __init__(self) -> None:
-        super().__init__(["observation", ("next", "observation")])
 
 
 class Keeps(Transform):
@@ -169,16 +120,39 @@ class Keeps(Transform):
         self.kept = held
 
 
+def doubled(self: Any, data: Any) -> Any:
+    data["observation"].mul_(2)
+    return data
+
+
+def drawing_globally(self: Any, data: Any) -> Any:
+    return data.copy().set("noise", torch.rand(data.shape))
+
+
+def drawing_and_forgetting(self: Any, data: Any) -> Any:
+    torch.rand(1)
+    return data
+
+
+def of(parent: type[Transform] = Transform, *args: Any, **members: Any) -> Callable[[], Transform]:
+    """Make transforms of a class with these members."""
+    return lambda: type("Saboteur", (parent,), members)(*args)
+
+
 SABOTEURS: dict[str, Callable[[], Transform]] = {
-    "test_forward_does_not_change_the_batch": EditsBatch,
-    "test_inv_does_not_change_the_data": EditsData,
-    "test_forward_draws_from_its_generator_only": DrawsGlobally,
-    "test_forward_does_not_advance_the_global_generator": DrawsAndForgets,
-    "test_forward_keeps_no_state": Remembers,
-    "test_inv_keeps_no_state_unless_it_counts_writes": CountsSilently,
-    "test_the_state_is_complete": CountsOutsideOfBuffers,
-    "test_a_copy_has_the_state_and_no_generator": Uncopied,
-    "test_entries_named_elsewhere_are_left_alone": FollowsAnyway,
+    "test_forward_does_not_change_the_batch": of(forward=doubled),
+    "test_inv_does_not_change_the_data": of(inv=doubled),
+    "test_forward_draws_from_its_generator_only": of(forward=drawing_globally),
+    "test_forward_does_not_advance_the_global_generator": of(forward=drawing_and_forgetting, draws=True),
+    "test_forward_keeps_no_state": of(Counts, forward=Counts.inv),
+    "test_inv_keeps_no_state_unless_it_counts_writes": Counts,
+    "test_the_state_is_complete": of(Counts, counts_writes=True),
+    "test_a_copy_has_the_state_and_no_generator": of(
+        Counts, counts_writes=True, __deepcopy__=lambda self, memo: type(self)()
+    ),
+    "test_entries_named_elsewhere_are_left_alone": of(
+        Halved, ["observation", ("next", "observation")], named_in_next=property(lambda self: frozenset())
+    ),
     "test_steps_kept_for_later_can_be_restored": Keeps,
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from own_writers import EveryOther, Reservoir, Ring
-from suite_runs import failure, failures, names_in
+from suite_runs import Broken, failure, failures, names_in
 from tensordict import TensorDict
 
 from rbtool import LazyTensorStorage, ReplayBuffer, RoundRobinWriter, SliceSampler, TensorDictRoundRobinWriter, Writer
@@ -31,201 +31,122 @@ def test_a_writer_from_the_documentation_passes(kinds: tuple[str, ...]) -> None:
         assert re.search(r"\._(?!_init__\()", source) is None
 
 
-# Each breaks one rule: what breaks it, and the test that fails -----------------------------------------------------
+# Each breaks one rule -----------------------------------------------------------------------------------------------
 
 
-class WrongRows(Ring):
-    """Returns the index of other rows than it wrote: past the template, as code from elsewhere may."""
-
-    def extend(self, data):
-        return super().extend(data) * 0
-
-
-class ForgetsTheCursor(Ring):
-    def on_written(self, rows, capacity):
-        pass
+def marks_before_it_writes(self, data, count, capacity):
+    found = Ring.place(self, data, count, capacity)
+    self._mark_update(torch.tensor(list(found)) % capacity)
+    return found
 
 
-class CountsTwice(Ring):
-    def on_written(self, rows, capacity):
-        super().on_written(rows, capacity)
-        self.write_count += 1
+def moves_before_it_writes(self, data, count, capacity):
+    found = Ring.place(self, data, count, capacity)
+    self.cursor = found.stop % capacity
+    return found
 
 
-class SkipsMarkUpdate(Ring):
-    def _mark_update(self, index):
-        self._informed = True
+def counts_twice(self, rows, capacity):
+    Ring.on_written(self, rows, capacity)
+    self.write_count += 1
 
 
-class MarksBeforeItWrites(Ring):
+def one_index_for_all(self, data):
+    """Return the index that is kept, and write into it the next time."""
+    index = Ring.extend(self, data)
+    if not hasattr(self, "kept") or self.kept.shape != index.shape:
+        self.kept = index
+    return self.kept.copy_(index)
+
+
+def takes_any_state(self, state_dict):
+    self.cursor = self.write_count = 0
+
+
+def after_the_first_row(self, rows, capacity):
+    self.cursor = ((rows if isinstance(rows, int) else int(rows[0])) + 1) % capacity
+
+
+class Rolling(Ring):
+    """Writes the elements of a batch in an order that depends on how many batches there were."""
+
+    batches = 0
+
     def place(self, data, count, capacity):
-        found = super().place(data, count, capacity)
-        self._mark_update(torch.tensor(list(found)) % capacity)
-        return found
-
-
-class MarksOneOnly(Ring):
-    def _mark_update(self, index):
-        super()._mark_update(torch.as_tensor(index).reshape(-1)[:1])
-
-
-class CountsNoGenerations(Ring):
-    @property
-    def _generations(self):
-        return None
-
-
-class MovesBeforeItWrites(Ring):
-    def place(self, data, count, capacity):
-        found = super().place(data, count, capacity)
-        self.cursor = found.stop % capacity
-        return found
+        self.batches, self.stop = self.batches + 1, self.cursor + count
+        return torch.arange(self.cursor, self.stop).roll(self.batches // 2) % capacity
 
     def on_written(self, rows, capacity):
-        pass
+        self.cursor = self.stop % capacity
+
+    def save_state(self):
+        return {"batches": self.batches}
+
+    def load_state(self, state):
+        self.batches = int(state["batches"])
 
 
-class EditsTheCallersData(Ring):
-    def prepare(self, data, rows):
-        if isinstance(data, torch.Tensor):
-            return data.add_(0.5)
-        return data
+BROKEN = {
+    "returns the index of other rows": Broken(
+        Ring, "test_written_rows_are_found_at_their_index test_rows_wrap_around",
+        {"extend": lambda self, data: Ring.extend(self, data) * 0}),
+    "forgets the cursor": Broken(
+        Ring, "test_rows_wrap_around test_slices_follow_the_order_of_writes",
+        {"on_written": lambda self, rows, capacity: None}),
+    "counts twice": Broken(Ring, "test_writes_are_counted", {"on_written": counts_twice}),
+    "notifies nobody": Broken(Ring, "test_attached_buffers_are_notified_after_a_write", {
+        "_mark_update": lambda self, index: setattr(self, "_informed", True)}),
+    "notifies before it writes": Broken(
+        Ring, "test_attached_buffers_are_notified_after_a_write", {"place": marks_before_it_writes}),
+    "notifies of one row alone": Broken(Ring, "test_attached_buffers_are_notified_after_a_write", {
+        "_mark_update": lambda self, index: Ring._mark_update(self, torch.as_tensor(index).reshape(-1)[:1])}),
+    "counts no generations": Broken(
+        Ring, "test_overwritten_rows_are_counted", {"_generations": property(lambda self: None)}),
+    "moves before it writes": Broken(Ring, "test_a_failed_write_changes_nothing", {
+        "place": moves_before_it_writes, "on_written": lambda self, rows, capacity: None}),
+    "edits the data of the caller": Broken(Ring, "test_the_data_of_the_caller_is_unchanged", {
+        "prepare": lambda self, data, rows: data.add_(0.5) if isinstance(data, torch.Tensor) else data}),
+    "stores other data": Broken(Ring, "test_written_rows_are_found_at_their_index", {
+        "prepare": lambda self, data, rows: data * 2 if isinstance(data, torch.Tensor) else data}),
+    "skips a lane": Broken(Ring, "test_indices_of_two_dimensions_name_each_element", {
+        "_replicate_index": lambda self, index: Ring._replicate_index(self, index)[1:]}),
+    "returns one index for all": Broken(Ring, "test_a_returned_index_is_a_copy", {"extend": one_index_for_all}),
+    "forgets its state": Broken(Rolling, "test_a_buffer_continues_from_its_checkpoint", {
+        "save_state": lambda self: {}, "load_state": lambda self, state: None}),
+    "forgets its state on the disk": Broken(
+        Ring, "test_state_is_restored test_a_buffer_continues_from_its_checkpoint",
+        {"read_state": lambda self, folder: Ring.read_state(self, folder) | {"_cursor": 0}}),
+    "takes any state": Broken(Ring, "test_an_invalid_state_is_refused", {"load_state_dict": takes_any_state}),
+    "pickles the generator": Broken(Ring, "test_an_unpickled_copy_continues_alike", {
+        "__getstate__": lambda self: self.__dict__ | {"generator": 1}}),
+    "does not start again": Broken(
+        Ring, "test_an_emptied_writer_starts_again", {"reset": lambda self: setattr(self, "cursor", 3)}),
+    "loses the count": Broken(
+        Ring, "test_an_emptied_writer_starts_again", {"reset": lambda self: setattr(self, "write_count", 0)}),
+    "counts in 31 bits": Broken(Ring, "test_counts_have_64_bits", {
+        "write_count": property(lambda self: Writer.write_count.fget(self) % 2**31, Writer.write_count.fset)}),
+    "writes backwards": Broken(Ring, "test_rows_wrap_around", {
+        "place": lambda self, data, count, capacity: (
+            torch.arange(self.cursor + count - 1, self.cursor - 1, -1) % capacity),
+        "on_written": after_the_first_row}),
+    "writes from the start, always": Broken(
+        Ring, "test_rows_wrap_around", {"place": lambda self, data, count, capacity: range(count)}),
+    "hides that it keeps the order": Broken(Ring, "test_it_keeps_the_order_of_rows", {"keeps_order": False}),
+    "ignores that the ring turns": Broken(Ring, "test_a_full_ring_continues_in_a_larger_storage", {
+        "on_rotate": lambda self, row: setattr(self, "cursor", 0)}),
+    "counts for its process alone": Broken(Ring, "test_another_process_continues_the_counts", {
+        "__init__": lambda self: Ring.__init__(self, compilable=True)}),
+}  # fmt: skip
 
 
-class StoresOtherData(Ring):
-    def prepare(self, data, rows):
-        return data * 2 if isinstance(data, torch.Tensor) else data
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_writer_fails(name: str) -> None:
+    BROKEN[name].require_found(suite_of, __name__)
 
 
 class LabelsTheCallersData(TensorDictRoundRobinWriter):
     def prepare(self, data, rows):
         return data.set("index", torch.zeros(data.batch_size, dtype=torch.int64))
-
-
-class SkipsALane(Ring):
-    def _replicate_index(self, index):
-        return super()._replicate_index(index)[1:]
-
-
-class OneIndexForAll(Ring):
-    """Returns the index that it keeps, and writes into it the next time."""
-
-    def extend(self, data):
-        index = super().extend(data)
-        if not hasattr(self, "kept") or self.kept.shape != index.shape:
-            self.kept = index
-        return self.kept.copy_(index)
-
-
-class ForgetsItsState(EveryOther):
-    def save_state(self):
-        return {}
-
-    def load_state(self, state):
-        pass
-
-
-class ForgetsOnDisk(Ring):
-    def read_state(self, folder):
-        return super().read_state(folder) | {"_cursor": 0}
-
-
-class TakesAnyState(Ring):
-    def load_state_dict(self, state_dict):
-        self.cursor = self.write_count = 0
-
-
-class KeepsTheGenerator(Ring):
-    def __getstate__(self):
-        return self.__dict__ | {"generator": 1}
-
-
-class DoesNotStartAgain(Ring):
-    def reset(self):
-        self.cursor = 3
-
-
-class LosesTheCount(Ring):
-    def reset(self):
-        self.write_count = 0
-
-
-class NarrowCounts(Ring):
-    @property
-    def write_count(self):
-        return super().write_count % 2**31
-
-    @write_count.setter
-    def write_count(self, value):
-        Writer.write_count.fset(self, value)
-
-
-class TakesEmptyBatches(Ring):
-    pass
-
-
-class WritesBackwards(Ring):
-    def place(self, data, count, capacity):
-        return torch.arange(self.cursor + count - 1, self.cursor - 1, -1) % capacity
-
-    def on_written(self, rows, capacity):
-        last = rows if isinstance(rows, int) else int(rows[0])
-        self.cursor = (last + 1) % capacity
-
-
-class AlwaysFromTheStart(Ring):
-    def place(self, data, count, capacity):
-        return range(count)
-
-
-class HidesTheOrder(Ring):
-    keeps_order = False
-
-
-class IgnoresTheTurnOfTheRing(Ring):
-    def on_rotate(self, row):
-        self.cursor = 0
-
-
-class CountsForItselfAlone(Ring):
-    def __init__(self) -> None:
-        super().__init__(compilable=True)
-
-
-SABOTEURS = [
-    (WrongRows, "test_written_rows_are_found_at_their_index"),
-    (WrongRows, "test_rows_wrap_around"),
-    (ForgetsTheCursor, "test_rows_wrap_around"),
-    (ForgetsTheCursor, "test_slices_follow_the_order_of_writes"),
-    (CountsTwice, "test_writes_are_counted"),
-    (SkipsMarkUpdate, "test_attached_buffers_are_notified_after_a_write"),
-    (MarksBeforeItWrites, "test_attached_buffers_are_notified_after_a_write"),
-    (MarksOneOnly, "test_attached_buffers_are_notified_after_a_write"),
-    (CountsNoGenerations, "test_overwritten_rows_are_counted"),
-    (MovesBeforeItWrites, "test_a_failed_write_changes_nothing"),
-    (EditsTheCallersData, "test_the_data_of_the_caller_is_unchanged"),
-    (StoresOtherData, "test_written_rows_are_found_at_their_index"),
-    (SkipsALane, "test_indices_of_two_dimensions_name_each_element"),
-    (OneIndexForAll, "test_a_returned_index_is_a_copy"),
-    (ForgetsItsState, "test_a_buffer_continues_from_its_checkpoint"),
-    (ForgetsOnDisk, "test_state_is_restored"),
-    (ForgetsOnDisk, "test_a_buffer_continues_from_its_checkpoint"),
-    (TakesAnyState, "test_an_invalid_state_is_refused"),
-    (KeepsTheGenerator, "test_an_unpickled_copy_continues_alike"),
-    (DoesNotStartAgain, "test_an_emptied_writer_starts_again"),
-    (LosesTheCount, "test_an_emptied_writer_starts_again"),
-    (NarrowCounts, "test_counts_have_64_bits"),
-    (WritesBackwards, "test_rows_wrap_around"),
-    (AlwaysFromTheStart, "test_rows_wrap_around"),
-    (HidesTheOrder, "test_it_keeps_the_order_of_rows"),
-    (IgnoresTheTurnOfTheRing, "test_a_full_ring_continues_in_a_larger_storage"),
-    (CountsForItselfAlone, "test_another_process_continues_the_counts"),
-]
-
-
-@pytest.mark.parametrize(("kind", "name"), SABOTEURS, ids=[f"{kind.__name__}-{name}" for kind, name in SABOTEURS])
-def test_a_broken_writer_fails(kind: type[Writer], name: str) -> None:
-    assert failure(suite_of(kind), name) is not None
 
 
 def test_a_writer_that_labels_the_callers_data_fails() -> None:
