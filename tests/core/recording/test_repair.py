@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,10 @@ from rbtool.core.encodings.compact import compare_steps
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.format.packed import recording as writing
 from rbtool.core.format.packed.recording import COMMITS, COMMITS_COPY, PackedRecorder
 from rbtool.core.open_steps import open_steps
-from rbtool.core.recording.repair import repair
+from rbtool.core.recording.repair import read_fields, repair
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, write_plan, write_walks
@@ -29,94 +32,116 @@ from rbtool.core.verbs.check import check
 from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.inspect import inspect
 
-# Recordings: whole episodes survive whatever stops the recorder; repair keeps the longest sound beginning.
-
+LOG, COPY, FIELDS, SCHEMA = ".rbtool/commits.bin", ".rbtool/commits_copy.bin", ".rbtool/recording.json", "schema.json"
 PLAN = DatasetPlan(
     (5, 1, 7, 3), ("terminated", "both", "truncated", "both"), (False, False, True, False), ODD_LEAVES, "set"
 )
+EPISODES = 4
 
 
-def record(reader: TedReader, recorder: PackedRecorder, episodes: int) -> None:
+def record(reader: TedReader, recorder: PackedRecorder, rows: range = range(EPISODES)) -> None:
     table = reader.episodes
-    for row in range(episodes):
+    for row in rows:
         start, stop = int(table.start[row]), int(table.start[row] + table.length[row])
         columns = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
         seed = int(table.seed[row]) if table.has_seed[row] else None
         recorder.add_episode(columns, episode=int(table.episode[row]), seed=seed)
 
 
-@pytest.fixture
-def unfinished(tmp_path: Path) -> Path:
-    """Four episodes recorded, and no dataset made of them."""
-    write_plan(PLAN, tmp_path / "ted")
-    with TedReader(tmp_path / "ted") as reader:
-        recorder = PackedRecorder(tmp_path / "recording", reader.fields)
-        record(reader, recorder, 4)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows in layout `ted`, and four episodes of them recorded, of which no dataset was made."""
+    work = tmp_path_factory.mktemp("recorded")
+    write_plan(PLAN, work / "ted")
+    with TedReader(work / "ted") as reader:
+        recorder = PackedRecorder(work / "recording", reader.fields)
+        record(reader, recorder)
         recorder.close()
-    return tmp_path / "recording"
+    return work
 
 
-def test_a_finished_recording_is_the_dataset(tmp_path: Path) -> None:
-    write_plan(PLAN, tmp_path / "ted")
-    with TedReader(tmp_path / "ted") as reader:
-        with PackedRecorder(tmp_path / "recording", reader.fields) as recorder:
-            record(reader, recorder, 4)
-            for field in reader.fields:
-                assert recorder.read(field.key, 2, 15).tobytes() == reader.read(field.key, 2, 15).tobytes()
-        with open_steps(tmp_path / "recording") as found:
-            found.verify_files()
-            assert compare_steps(reader, found) == []
-            assert found.manifest.ranges == reader.manifest.ranges
+@pytest.fixture
+def recording(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original / "recording", tmp_path / "recording"))
 
 
-def test_repair_makes_the_same_dataset_of_what_was_not_finished(unfinished: Path) -> None:
+def bytes_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def require_refused(recording: Path, match: str, **ask: bool) -> str:
+    """Require that a repair is refused and changes nothing; return the hint."""
+    before = bytes_of(recording)
+    with pytest.raises(CorruptDataError, match=match) as caught:
+        repair(recording, **ask)
+    assert bytes_of(recording) == before
+    return caught.value.hint
+
+
+def require_beginning(original: Path, recording: Path) -> int:
+    """Require that the dataset begins like the original one; return how many episodes it has."""
+    with TedReader(original / "ted") as expected, open_steps(recording) as found:
+        found.verify_files()
+        episodes, steps = found.manifest.episodes, found.manifest.steps
+        assert found.episodes.length.tolist() == list(PLAN.lengths[:episodes])
+        for field in expected.fields:
+            assert found.read(field.key, 0, steps).tobytes() == expected.read(field.key, 0, steps).tobytes()
+    return episodes
+
+
+def differences(original: Path, recording: Path) -> list[object]:
+    with TedReader(original / "ted") as expected, open_steps(recording) as found:
+        found.verify_files()
+        assert found.manifest.ranges == expected.manifest.ranges
+        return [*compare_steps(expected, found)]
+
+
+def test_a_finished_recording_is_the_dataset(original: Path, tmp_path: Path) -> None:
+    with TedReader(original / "ted") as reader, PackedRecorder(tmp_path / "recording", reader.fields) as recorder:
+        record(reader, recorder)
+        for field in reader.fields:
+            assert recorder.read(field.key, 2, 15).tobytes() == reader.read(field.key, 2, 15).tobytes()
+    assert differences(original, tmp_path / "recording") == []
+
+
+def test_repair_makes_the_same_dataset_of_what_was_not_finished(original: Path, recording: Path) -> None:
     for use in (open_steps, inspect, load_dataset, lambda path: convert(path, path.parent / "converted")):
         with pytest.raises(CorruptDataError, match="is a recording that was not finished"):
-            use(unfinished)
-    planned = repair(unfinished, dry_run=True)
+            use(recording)
+    planned = repair(recording, dry_run=True)
     assert (planned.steps, planned.episodes, planned.repaired) == (16, 4, False)
-    result = repair(unfinished)
+    result = repair(recording)
     assert (result.steps, result.episodes, result.lost_episodes, result.cut_bytes) == (16, 4, 0, 0)
-    assert not repair(unfinished).repaired
-    with open_steps(unfinished) as found, TedReader(unfinished.parent / "ted") as expected:
-        assert compare_steps(expected, found) == []
-        assert found.manifest.ranges == expected.manifest.ranges
-        assert found.manifest.content_digest == result.content_digest
+    assert not repair(recording).repaired
+    assert differences(original, recording) == []
+    assert Manifest.load(recording).content_digest == result.content_digest
 
 
-def test_what_belongs_to_no_episode_is_cut(unfinished: Path) -> None:
-    for name in ("records.bin", "explicit_next.bin", ".rbtool/commits.bin", ".rbtool/commits_copy.bin"):
-        with open(unfinished / name, "ab") as file:
+def test_what_belongs_to_no_episode_is_cut(recording: Path) -> None:
+    for name in ("records.bin", "explicit_next.bin", LOG, COPY):
+        with open(recording / name, "ab") as file:
             file.write(b"torn")
-    result = repair(unfinished)
+    result = repair(recording)
     assert (result.episodes, result.lost_episodes, result.cut_bytes, result.remade) == (4, 0, 8, ())
-    assert open_steps(unfinished).manifest.steps == 16
+    assert open_steps(recording).manifest.steps == 16
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize(("record_number", "kept"), [(0, 0), (6, 1), (8, 2), (17, 3)])
-def test_a_changed_byte_costs_its_episode_and_those_after_it(unfinished, record_number, kept, sealed) -> None:
+def test_a_changed_byte_costs_its_episode_and_those_after_it(original, recording, record_number, kept, sealed) -> None:
     if sealed:
-        repair(unfinished)
-    file = unfinished / "records.bin"
+        repair(recording)
+    file = recording / "records.bin"
     data = bytearray(file.read_bytes())
     data[record_number * (len(data) // 20) + 9] ^= 4
     file.write_bytes(data)
-    before = {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
-    damage = f"has 4 finished episodes, of which the first {kept} can be restored: number {kept + 1} is damaged"
-    damage = damage if kept else "not one of 4 finished episodes can be restored, because the first one is damaged"
-    with pytest.raises(CorruptDataError, match=damage):
-        repair(unfinished, yes=not kept)
-    assert before == {path: path.read_bytes() for path in unfinished.rglob("*") if path.is_file()}
-    if not kept:
-        return
-    result = repair(unfinished, yes=True)
-    assert (result.episodes, result.lost_episodes) == (kept, 4 - kept)
-    with open_steps(unfinished) as found, TedReader(unfinished.parent / "ted") as expected:
-        found.verify_files()
-        steps = result.steps
-        for field in expected.fields:
-            assert found.read(field.key, 0, steps).tobytes() == expected.read(field.key, 0, steps).tobytes()
+    some = f"has 4 finished episodes, of which the first {kept} can be restored: number {kept + 1} is damaged"
+    none = "not one of 4 finished episodes can be restored, because the first one is damaged; nothing was changed"
+    require_refused(recording, some if kept else none, yes=not kept)
+    if kept:
+        result = repair(recording, yes=True)
+        assert (result.episodes, result.lost_episodes) == (kept, 4 - kept)
+        assert require_beginning(original, recording) == kept
 
 
 def test_repair_leaves_alone_what_was_not_recorded(tmp_path: Path) -> None:
@@ -127,10 +152,9 @@ def test_repair_leaves_alone_what_was_not_recorded(tmp_path: Path) -> None:
         repair(tmp_path / "absent")
 
 
-def test_a_recording_that_goes_on_is_left_alone(tmp_path: Path) -> None:
-    write_plan(PLAN, tmp_path / "ted")
-    with TedReader(tmp_path / "ted") as reader, PackedRecorder(tmp_path / "recording", reader.fields) as recorder:
-        record(reader, recorder, 2)
+def test_a_recording_that_goes_on_is_left_alone(original: Path, tmp_path: Path) -> None:
+    with TedReader(original / "ted") as reader, PackedRecorder(tmp_path / "recording", reader.fields) as recorder:
+        record(reader, recorder, range(2))
         with pytest.raises(UsageError, match="being recorded to by another process"):
             repair(tmp_path / "recording")
         with pytest.raises(UsageError, match="already exists"):
@@ -261,33 +285,9 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
     assert repair(tmp_path / "copy").episodes == 2
 
 
-# What says of a recording what is in it lies there twice: one changed or missing file costs nothing.
+# What describes a recording is stored twice: one changed or missing file costs nothing.
 
-LOG, COPY, FIELDS, SCHEMA = ".rbtool/commits.bin", ".rbtool/commits_copy.bin", ".rbtool/recording.json", "schema.json"
-EPISODES = 4
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The rows in layout `ted`, and four episodes of them recorded, of which no dataset was made."""
-    work = tmp_path_factory.mktemp("recorded")
-    write_plan(PLAN, work / "ted")
-    with TedReader(work / "ted") as reader:
-        recorder = PackedRecorder(work / "recording", reader.fields)
-        table = reader.episodes
-        for row in range(EPISODES):
-            start, stop = int(table.start[row]), int(table.start[row] + table.length[row])
-            columns = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
-            seed = int(table.seed[row]) if table.has_seed[row] else None
-            recorder.add_episode(columns, episode=int(table.episode[row]), seed=seed)
-        recorder.close()
-    return work
-
-
-@pytest.fixture
-def recording(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original / "recording", tmp_path / "recording")
-    return tmp_path / "recording"
+HARM = ("missing", "empty", "cut", *(str(number / 23) for number in (0, 5, 11, 16, 22)))
 
 
 def damage(path: Path, how: str) -> None:
@@ -304,23 +304,13 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(data)
 
 
-def differences(original: Path, recording: Path) -> list[object]:
-    with TedReader(original / "ted") as expected, open_steps(recording) as found:
-        found.verify_files()
-        return [*compare_steps(expected, found)]
-
-
-HARM = ("missing", "empty", "cut", *(str(number / 23) for number in (0, 5, 11, 16, 22)))
-
-
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("name", [LOG, COPY, FIELDS, SCHEMA])
 def test_one_damaged_file_costs_nothing(original: Path, recording: Path, name: str, sealed: bool) -> None:
     if sealed:
         repair(recording)
     for how in HARM[(sealed + (LOG, COPY, FIELDS, SCHEMA).index(name)) % 2 :: 2]:
-        copy = recording.with_name(how)
-        shutil.copytree(recording, copy)
+        copy = Path(shutil.copytree(recording, recording.with_name(how)))
         damage(copy / name, how)
         result = repair(copy)
         assert (result.episodes, result.lost_episodes, result.repaired) == (EPISODES, 0, True), how
@@ -334,10 +324,7 @@ def test_one_damaged_file_costs_nothing(original: Path, recording: Path, name: s
 def test_what_was_recorded_is_not_guessed(recording: Path, how: str) -> None:
     for name in (FIELDS, SCHEMA):
         damage(recording / name, how)
-    before = {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
-    with pytest.raises(CorruptDataError, match=r"does not describe its leaves: \S+json and \S+json are both"):
-        repair(recording, yes=True)
-    assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+    require_refused(recording, r"does not describe its leaves: \S+json and \S+json are both", yes=True)
 
 
 def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, recording: Path) -> None:
@@ -354,9 +341,6 @@ def test_the_files_of_another_recording_are_not_taken_for_ours(original: Path, r
 
 
 def test_a_newer_recording_is_refused(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.format.packed import recording as writing
-    from rbtool.core.recording.repair import read_fields
-
     fields = read_fields(recording, None).fields
     with monkeypatch.context() as patch:
         patch.setattr(writing, "RECORDING_VERSION", 2)
@@ -395,24 +379,17 @@ def test_finished_episodes_that_no_log_names_are_not_cut_unasked(recording, reco
         repair(recording)
         total = EPISODES
     cut_logs(recording, records)
-    before = {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
     if total > 3 and not sealed:  # the last may be the one that was under way
         assert repair(recording).episodes == 3
         return
-    for name in ((), (LOG, COPY)):
-        for gone in name:
-            (recording / gone).unlink()
-            before.pop(recording / gone)
-            records = 0
-        message = (
-            f"has at least {total} finished episodes, of which the first {int(records)} can be restored: \\S+ was cut"
-            if int(records)
-            else f"not one of at least {total} finished episodes can be restored, because .* do not list them"
-        )
-        with pytest.raises(CorruptDataError, match=message) as caught:
-            repair(recording, yes=not int(records))
-        assert ("--yes" in caught.value.hint) == bool(int(records))
-        assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+    kept = int(records)
+    some = rf"has at least {total} finished episodes, of which the first {kept} can be restored: \S+ was cut"
+    none = f"not one of at least {total} finished episodes can be restored, because .* do not list them"
+    hint = require_refused(recording, some if kept else none, yes=not kept)
+    assert ("--yes" in hint) == bool(kept)
+    for name in (LOG, COPY):
+        (recording / name).unlink()
+    assert "--yes" not in require_refused(recording, none, yes=True)
 
 
 def test_finished_episodes_that_no_log_names_are_given_up_when_asked(recording: Path) -> None:
@@ -427,12 +404,8 @@ def test_a_missing_data_file_is_named_and_nothing_is_cut(recording: Path, ask: d
     if sealed:
         repair(recording)
     (recording / "records.bin").unlink()
-    before = {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
-    message = f"records.bin is missing: not one of {EPISODES} finished episodes can be restored"
-    with pytest.raises(CorruptDataError, match=message) as caught:
-        repair(recording, **ask)
-    assert "--yes" not in caught.value.hint
-    assert before == {path: path.read_bytes() for path in recording.rglob("*") if path.is_file()}
+    said = f"records.bin is missing: not one of {EPISODES} finished episodes can be restored"
+    assert "--yes" not in require_refused(recording, said, **ask)
 
 
 def test_a_missing_folder_of_data_files_is_named(tmp_path: Path) -> None:
@@ -443,34 +416,21 @@ def test_a_missing_folder_of_data_files_is_named(tmp_path: Path) -> None:
     with PackedRecorder(tmp_path / "recording", leaves) as recorder:
         recorder.add_episode({leaf.key: np.ones((3, *leaf.shape), leaf.numpy) for leaf in leaves}, episode=0)
     shutil.rmtree(tmp_path / "recording" / "fields")
-    with pytest.raises(
-        CorruptDataError, match=r"fields/left\.\S+ is missing: not one of 1 finished episode can"
-    ) as caught:
-        repair(tmp_path / "recording", yes=True)
-    assert "fields/right." in caught.value.hint
+    said = r"fields/left\.\S+ is missing: not one of 1 finished episode can"
+    assert "fields/right." in require_refused(tmp_path / "recording", said, yes=True)
 
 
 def test_without_its_log_and_a_data_file_it_is_not_emptied(recording: Path) -> None:
     for name in (LOG, COPY, "records.bin"):
         (recording / name).unlink()
-    with pytest.raises(CorruptDataError, match=r"records.bin is missing: every episode needs it"):
-        repair(recording, yes=True)
+    require_refused(recording, r"records.bin is missing: every episode needs it", yes=True)
 
 
 def test_a_missing_file_of_explicit_rows_costs_only_what_is_in_it(recording: Path) -> None:
     (recording / "explicit_next.bin").unlink()
-    with pytest.raises(CorruptDataError, match=r"of which the first 2 can be restored: explicit_next.bin is missing"):
-        repair(recording)
+    require_refused(recording, r"of which the first 2 can be restored: explicit_next.bin is missing")
     result = repair(recording, yes=True)
     assert (result.episodes, result.lost_episodes, result.repaired) == (2, 2, True)
-
-
-def test_a_first_episode_that_is_damaged_leaves_nothing_to_cut_to(recording: Path) -> None:
-    damage(recording / "records.bin", "0")
-    with pytest.raises(
-        CorruptDataError, match="can be restored, because the first one is damaged; nothing was changed"
-    ):
-        repair(recording, yes=True)
 
 
 def test_an_episode_that_could_not_be_written_is_not_built_upon(original: Path, tmp_path: Path) -> None:
@@ -493,14 +453,6 @@ def test_an_episode_that_could_not_be_written_is_not_built_upon(original: Path, 
 # When recordings are synced, and what a power failure between two syncs leaves.
 
 
-def add(recorder: PackedRecorder, reader: TedReader, rows: range) -> None:
-    table = reader.episodes
-    for row in rows:
-        start, stop = int(table.start[row]), int(table.start[row] + table.length[row])
-        columns = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
-        recorder.add_episode(columns, episode=int(table.episode[row]))
-
-
 def sizes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
@@ -520,31 +472,21 @@ def lose(folder: Path, synced: dict[str, int], choose: random.Random) -> None:
 
 
 @pytest.mark.parametrize("safe", [1, *(pytest.param(safe, marks=pytest.mark.slow) for safe in (2, 3))])
-def test_a_power_failure_loses_no_episode_that_was_synced(tmp_path: Path, safe: int) -> None:
-    write_plan(PLAN, tmp_path / "ted")
-    with TedReader(tmp_path / "ted") as reader:
+def test_a_power_failure_loses_no_episode_that_was_synced(original: Path, tmp_path: Path, safe: int) -> None:
+    with TedReader(original / "ted") as reader:
         recorder = PackedRecorder(tmp_path / "recording", reader.fields, sync_seconds=1e9)
-        add(recorder, reader, range(safe))
+        record(reader, recorder, range(safe))
         recorder.sync()
         synced = sizes(tmp_path / "recording")
-        add(recorder, reader, range(safe, 4))
+        record(reader, recorder, range(safe, EPISODES))
         recorder.close()
-        found = set()
-        for number in range(30):
-            left = tmp_path / f"left-{number}"
-            shutil.copytree(tmp_path / "recording", left)
-            lose(left, synced, random.Random(number))
-            rbtool.repair(left, yes=True)
-            with open_steps(left) as restored:
-                restored.verify_files()
-                steps, episodes = restored.manifest.steps, restored.manifest.episodes
-                assert safe <= episodes <= 4
-                assert restored.episodes.length.tolist() == list(PLAN.lengths[:episodes])
-                for field in reader.fields:
-                    assert restored.read(field.key, 0, steps).tobytes() == reader.read(field.key, 0, steps).tobytes()
-            found.add(episodes)
-            shutil.rmtree(left)
-    assert len(found) > 1
+    found = set()
+    for number in range(30):
+        left = Path(shutil.copytree(tmp_path / "recording", tmp_path / f"left-{number}"))
+        lose(left, synced, random.Random(number))
+        rbtool.repair(left, yes=True)
+        found.add(require_beginning(original, left))
+    assert safe <= min(found) < max(found) <= EPISODES
 
 
 def episode(number: int) -> TensorDict:
@@ -555,62 +497,57 @@ def episode(number: int) -> TensorDict:
     )
 
 
-class Syncs:
-    """The names of the files that were synced."""
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Returns the names of the files that were synced since it was called last."""
+    names: list[str] = []
+    sync = os.fsync
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.names: list[str] = []
-        sync = os.fsync
+    def noted(descriptor: int) -> None:
+        names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        sync(descriptor)
 
-        def noted(descriptor: int) -> None:
-            self.names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-            sync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", noted)
-
-    def taken(self) -> list[str]:
-        taken, self.names = self.names, []
-        return taken
+    monkeypatch.setattr(os, "fsync", noted)
+    return lambda: [names.pop(0) for _ in names.copy()]
 
 
 SYNCED_LOG, SYNCED_COPY = Path(COMMITS).name, Path(COMMITS_COPY).name
 
 
-def test_episodes_of_a_second_are_synced_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs, now = Syncs(monkeypatch), [100.0]
+def test_episodes_of_a_second_are_synced_together(tmp_path: Path, taken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     recording = rbtool.PackedStorage.create(tmp_path / "recording")
     buffer = rbtool.TensorDictReplayBuffer(storage=recording, batch_size=2)
     buffer.extend(episode(0))
-    assert syncs.taken()[-1] == SYNCED_LOG  # after the rows that it names
+    assert taken()[-1] == SYNCED_LOG  # after the rows that it names
     now[0] += 0.9
     for number in range(1, 20):
         buffer.extend(episode(number))
-    assert syncs.taken() == []
+    assert taken() == []
     now[0] += 0.2
     buffer.extend(episode(20))
-    *rows, log = syncs.taken()
+    *rows, log = taken()
     assert log == SYNCED_LOG
     assert len(rows) == len(set(rows)) >= 1
     buffer.extend(episode(21))
     for save in (recording.sync, buffer.state_dict):
         save()
-        assert syncs.taken() == [*rows, SYNCED_LOG]
+        assert taken() == [*rows, SYNCED_LOG]
     buffer.extend(episode(22))
     recording.close()
-    assert syncs.taken() == [*rows, SYNCED_LOG]
+    assert taken() == [*rows, SYNCED_LOG]
     assert rbtool.repair(tmp_path / "recording").episodes == 23
 
 
-def test_each_episode_is_synced_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    syncs = Syncs(monkeypatch)
+def test_each_episode_is_synced_on_request(tmp_path: Path, taken: Callable[[], list[str]]) -> None:
     recording = rbtool.PackedStorage.create(tmp_path / "recording", sync_seconds=0)
     recording.set(slice(0, 2), episode(0))
-    syncs.taken()
+    taken()
     recording.set(slice(2, 8), torch.cat([episode(number) for number in (1, 2, 3)]))
-    assert syncs.taken().count(SYNCED_LOG) == 3
+    assert taken().count(SYNCED_LOG) == 3
     recording.finish()
-    assert {SYNCED_LOG, SYNCED_COPY} <= set(syncs.taken())
+    assert {SYNCED_LOG, SYNCED_COPY} <= set(taken())
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
