@@ -44,10 +44,11 @@ _MOST_DIMENSIONS = 3
 def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest:
     """Write a rollout of TorchRL as a new dataset in layout `packed`. torchrl need not be installed.
 
-    Episodes end where `("next", "done")` is set and where `("collector", "traj_ids")` changes. Missing flags are
-    derived from the others. An episode without an end is kept: its last step is marked truncated, and its end reason is
-    `end_of_file`. Episodes are numbered from 0 unless the rollout has an entry `"episode"`. Leaves that are not tensors
-    are left out, and listed in the manifest (`dropped_keys`).
+    Episodes end where `("next", "done")` is set, where `("collector", "traj_ids")` or `"episode"` changes, and before
+    padding. Missing flags are derived from the others. An episode without an end is kept: its last step is marked
+    truncated, and its end reason is `end_of_file`. Episodes have the numbers in the entry `"episode"`; they are numbered
+    from 0 if there is none, or if it gives two episodes the same number. Leaves that are not tensors, and an entry
+    `"episode"` that does not number the episodes, are left out and listed in the manifest (`dropped_keys`).
 
     Args:
         td: a tensordict with 1 to 3 batch dimensions, of which the last is time: the result of `env.rollout(…)`, a
@@ -68,6 +69,13 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
         raise SchemaError(f"the rollout has the batch size {list(td.batch_size)}, expected 1 to 3 dimensions")
     place = fs.expanded(dest).absolute()
     rows, fields, dropped = _rows_of(td)
+    episodes = list(rows.episodes())
+    if not episodes:
+        raise SchemaError("the rollout has no step")
+    numbers = rows.numbers(episodes)
+    if len({*numbers}) < len(numbers):
+        dropped.append(Dropped(key_name(EPISODE), "it gives several episodes the same number"))
+        numbers = [*range(len(episodes))]
     origin = Origin(
         Request(SOURCE, "a rollout", place.name, layout="packed"),
         (provenance_step("record_rollout", {"batch_size": list(td.batch_size)}, {}),),
@@ -76,12 +84,10 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
     with Staging(place) as staging:
         table: list[EpisodeRow] = []
         with row_builder(staging.path, tuple(fields), "packed") as builder:
-            for episode in rows.episodes():
-                columns = rows.columns(episode, len(table), numbered=EPISODE not in rows.arrays)
+            for number, episode in zip(numbers, episodes, strict=True):
+                columns = rows.columns(episode, number)
                 builder.append(columns, np.arange(len(episode.rows)) == len(episode.rows) - 1)
-                table.append(_table_row(columns, episode, fields))
-            if not table:
-                raise SchemaError("the rollout has no step")
+                table.append(_table_row(columns, number, episode, fields))
             manifest = builder.finish(table, origin)
         if not staging.publish():
             raise UsageError(f"another process created {place} in the meantime", hint="choose another destination")
@@ -100,13 +106,14 @@ class _Episode:
 class _RolloutRows:
     """All leaves of a rollout as arrays `[lanes * time, *shape]`.
 
-    `kept`, bool `[lanes * time]`, is False at padding. `trajectory` has the trajectory number of each row. `time` is
-    the number of rows of a lane.
+    `kept`, bool `[lanes * time]`, is False at padding. `trajectory` has the trajectory number of each row, and `episode`
+    the given number of its episode, if there is one. `time` is the number of rows of a lane.
     """
 
     arrays: dict[Key, Array]
     kept: Array
     trajectory: Array
+    episode: Array | None
     time: int
 
     def episodes(self) -> Iterator[_Episode]:
@@ -117,19 +124,27 @@ class _RolloutRows:
             if not len(rows):
                 continue
             last = done[rows]
-            last[:-1] |= self.trajectory[rows[1:]] != self.trajectory[rows[:-1]]
+            last[:-1] |= np.diff(rows) > 1
+            for given in (self.trajectory, self.episode):
+                if given is not None:
+                    last[:-1] |= given[rows[1:]] != given[rows[:-1]]
             last[-1] = True
             for part in np.split(rows, np.flatnonzero(last)[:-1] + 1):
                 yield _Episode(part, not done[part[-1]])
 
-    def columns(self, episode: _Episode, number: int, *, numbered: bool) -> dict[Key, Array]:
+    def numbers(self, episodes: list[_Episode]) -> list[int]:
+        """Return the given number of each episode, or those from 0 on."""
+        if self.episode is None:
+            return [*range(len(episodes))]
+        return [int(self.episode[one.rows[0]]) for one in episodes]
+
+    def columns(self, episode: _Episode, number: int) -> dict[Key, Array]:
         """Return the rows of an episode."""
         found = {key: array[episode.rows] for key, array in self.arrays.items()}
         if episode.cut_off:
             for key in (NEXT_DONE, NEXT_TRUNCATED):
                 found[key][-1] = True
-        if numbered:
-            found[EPISODE] = np.full(len(episode.rows), number, np.int64)
+        found[EPISODE] = np.full(len(episode.rows), number, np.int64)
         return found
 
 
@@ -155,11 +170,15 @@ def _rows_of(td: TensorDictBase) -> tuple[_RolloutRows, list[Field], list[Droppe
             kept &= arrays.pop(key).reshape(-1)
     ids = arrays.get(_TRAJECTORY)
     trajectory = np.zeros(count, np.int64) if ids is None or ids.size != count else ids.reshape(-1)
+    episode = arrays.pop(EPISODE, None)
+    if episode is not None and (episode.dtype.kind not in "iu" or episode.size != count):
+        dropped.append(Dropped(key_name(EPISODE), "it is not one whole number for each step"))
+        episode = None
     arrays |= missing_flags(arrays)
     fields = [Field(key, types.get(key, "bool"), array.shape[1:], role_of(key)) for key, array in arrays.items()]
-    if EPISODE not in arrays:
-        fields.append(Field(EPISODE, "int64", (), "id"))
-    return _RolloutRows(arrays, kept, trajectory, td.batch_size[-1]), fields, dropped
+    fields.append(Field(EPISODE, "int64", (), "id"))
+    numbers = None if episode is None else episode.reshape(-1)
+    return _RolloutRows(arrays, kept, trajectory, numbers, td.batch_size[-1]), fields, dropped
 
 
 def _is_leaf(kind: type) -> bool:
@@ -167,9 +186,8 @@ def _is_leaf(kind: type) -> bool:
     return not issubclass(kind, TensorDictBase)
 
 
-def _table_row(columns: dict[Key, Array], episode: _Episode, fields: list[Field]) -> EpisodeRow:
+def _table_row(columns: dict[Key, Array], number: int, episode: _Episode, fields: list[Field]) -> EpisodeRow:
     terminated, truncated = (bool(np.any(columns[key][-1])) for key in (NEXT_TERMINATED, NEXT_TRUNCATED))
     reason = EndReason.END_OF_FILE if episode.cut_off else end_reason(terminated, truncated)
-    number = int(columns[EPISODE].reshape(-1)[0])
     total = episode_return(columns, fields)
     return EpisodeRow(number, len(episode.rows), total, terminated, truncated, reason)

@@ -85,6 +85,45 @@ def test_another_trajectory_begins_an_episode(tmp_path: Path) -> None:
     assert lengths(tmp_path / "d") == ([2, 2], [3, 3])
 
 
+def test_rows_around_padding_do_not_follow_each_other(tmp_path: Path) -> None:
+    mask = torch.tensor([[True, False, True, True]])
+    rbtool.record_rollout(rollout([[False, False, False, True]], mask=mask), tmp_path / "d")
+    assert lengths(tmp_path / "d") == ([1, 2], [3, 0])
+    assert Recorded(tmp_path / "d").columns["next.observation"].ravel().tolist() == [1, 3, 4]
+    assert not rbtool.check(tmp_path / "d").findings
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16])
+@pytest.mark.parametrize("shape", [(1, 5), (1, 5, 1)])
+def test_another_number_begins_an_episode(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    numbers = torch.tensor([7, 7, 3, 3, 4], dtype=dtype).reshape(shape)
+    manifest = rbtool.record_rollout(rollout([[False, False, False, True, True]], episode=numbers), tmp_path / "d")
+    assert lengths(tmp_path / "d") == ([2, 2, 1], [3, 0, 0])
+    recorded = Recorded(tmp_path / "d")
+    assert (recorded.table.episode.tolist(), manifest.dropped_keys) == ([7, 3, 4], ())
+    assert recorded.columns["episode"].tolist() == [7, 7, 3, 3, 4]
+    assert "TED010" not in {one.rule for one in rbtool.check(tmp_path / "d").findings}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "why"),
+    [
+        ([[0, 0, 1], [0, 0, 1]], "it gives several episodes the same number"),  # each lane counts for itself
+        ([[0, 0, 0], [1, 1, 1]], "it gives several episodes the same number"),  # of which two are one by number
+        ([[0.5, 0.5, 1.5], [2, 2, 3]], "it is not one whole number for each step"),
+        ([[True, True, False], [True, True, False]], "it is not one whole number for each step"),
+        ([[[0, 1]] * 3, [[1, 2]] * 3], "it is not one whole number for each step"),
+    ],
+)
+def test_numbers_that_name_no_episode_are_left_out(tmp_path: Path, numbers: Any, why: str) -> None:
+    td = rollout([[False, True, True]] * 2, episode=torch.tensor(numbers))
+    manifest = rbtool.record_rollout(td, tmp_path / "d")
+    assert [(one.key, one.why) for one in manifest.dropped_keys] == [("episode", why)]
+    recorded = Recorded(tmp_path / "d")
+    assert recorded.table.episode.tolist() == [0, 1, 2, 3]
+    assert recorded.columns["episode"].tolist() == [0, 0, 1, 2, 2, 3]
+
+
 def test_leaves_that_are_no_tensors_are_named(tmp_path: Path) -> None:
     td = rollout([[True]])
     td["note"] = NonTensorData("text", batch_size=td.batch_size)
