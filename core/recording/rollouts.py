@@ -46,8 +46,8 @@ def record_rollout(td: TensorDictBase, dest: str | os.PathLike[str]) -> Manifest
 
     Episodes end where `("next", "done")` is set, where `("collector", "traj_ids")` or `"episode"` changes, and before
     padding. Missing flags are derived from the others. An episode without an end is kept: its last step is marked
-    truncated, and its end reason is `end_of_file`. Episodes have the numbers in the entry `"episode"`; they are numbered
-    from 0 if there is none, or if it gives two episodes the same number. Leaves that are not tensors, and an entry
+    truncated, and its end reason is `end_of_file`. Episodes have the numbers in the entry `"episode"`, or are numbered
+    from 0 if there is none or if it gives two episodes the same number. Leaves that are not tensors, and an entry
     `"episode"` that does not number the episodes, are left out and listed in the manifest (`dropped_keys`).
 
     Args:
@@ -106,8 +106,8 @@ class _Episode:
 class _RolloutRows:
     """All leaves of a rollout as arrays `[lanes * time, *shape]`.
 
-    `kept`, bool `[lanes * time]`, is False at padding. `trajectory` has the trajectory number of each row, and `episode`
-    the given number of its episode, if there is one. `time` is the number of rows of a lane.
+    `kept`, bool `[lanes * time]`, is False at padding. `trajectory` has the trajectory number of each row, `episode`
+    the given number of its episode, or is None. `time` is the number of rows of a lane.
     """
 
     arrays: dict[Key, Array]
