@@ -34,9 +34,10 @@ def edit_entries(storage: Storage, values: Mapping[Any, Any], index: Any = WHOLE
         MissingKeyError: an entry does not exist.
     """
     checked = []
+    index = _apart(storage, index)
     for key, value in values.items():
         leaf = _leaf(storage, key, dim_extend)
-        fitting = _like(leaf, value, key)
+        fitting = _apart(storage, _like(leaf, value, key))
         expected = leaf.shape if index is WHOLE else leaf[index].shape
         if expected != fitting.shape:
             raise SchemaError(f"{_name(key)} is {list(fitting.shape)}, expected {list(expected)}")
@@ -82,6 +83,11 @@ def _like(leaf: torch.Tensor, value: Any, key: EntryKey) -> torch.Tensor:
     if value.dtype != leaf.dtype:
         raise SchemaError(f"{_name(key)} is {value.dtype}, expected {leaf.dtype}")
     return value
+
+
+def _apart(storage: Storage, value: Any) -> Any:
+    """Return a value, or a copy of a tensor that may be a view of stored elements, which the edit changes."""
+    return value.clone() if isinstance(value, torch.Tensor) and storage.may_hold(value) else value
 
 
 def flat_entries(nest: Any, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], Any]]:
@@ -211,7 +217,8 @@ def _entry_of(storage: Storage, key: Key, given: Any, count: int) -> _Conditiona
         raise UsageError(f"{'.'.join(key)!r} is {found} in the patch, expected {leaf.dtype}")
     if values.numel() != count * feature.numel():
         raise UsageError(f"{'.'.join(key)!r} is {list(values.shape)} in the patch, expected {[count, *feature]}")
-    return _ConditionalEntry(key, leaf, values.detach().reshape(count, *feature).to(leaf.device))
+    values = _apart(storage, values.detach())
+    return _ConditionalEntry(key, leaf, values.reshape(count, *feature).to(leaf.device))
 
 
 def _versions(

@@ -1142,13 +1142,19 @@ class ReplayBuffer(Rebased):
 
     @contextlib.contextmanager
     def _held_again_on_failure(self) -> Iterator[None]:
-        """If the context fails, give the transforms back the data that they held."""
-        held = self._transform.held_back()
-        try:
-            yield
-        except BaseException:
-            self._transform.hold_back(held)
-            raise
+        """If the context fails, give the transforms back the data that they held; if they hold any, exclude writers.
+
+        Otherwise two threads could both write the held data, or a checkpoint could miss data that is neither held
+        anymore nor written yet.
+        """
+        holds = bool(self._transform.held_back())
+        with self._guard.hold() if holds else contextlib.nullcontext():
+            held = self._transform.held_back()
+            try:
+                yield
+            except BaseException:
+                self._transform.hold_back(held)
+                raise
 
     # Priorities and emptying -----------------------------------------------------------------------
 

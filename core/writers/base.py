@@ -421,8 +421,9 @@ class Writer(ABC):
         self.check_storage(storage)
         previous = self._storage
         if self.keeps_order and self.writes and not (previous is None and (self.cursor or self.write_count)):
-            rows = rows_in(storage)
-            self.cursor = storage.shape[0] % rows if len(storage) else 0
+            rows, count = rows_in(storage), storage.shape[0]
+            following = storage.log.now.next_row if count == rows else count  # a full ring continues where it did
+            self.cursor = following % rows if len(storage) else 0
         self._storage = storage
         self.on_register(storage, previous)
         self.sync_cursor()

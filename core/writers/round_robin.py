@@ -48,7 +48,7 @@ class RoundRobinWriter(Writer):
 
     Rows are counted along dimension 0 of the storage. If a batch has more rows than the storage, only its last rows are
     stored, where they would be if all were written one by one; the returned index still has a row for each element. For
-    a storage that already holds rows, a new writer starts behind them.
+    a storage that already holds rows, a new writer starts behind them; for a full ring, behind the newest row.
 
     Args:
         compilable: see `Writer`.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorClass, TensorDict
 
-from rbtool import ConditionalUpdateResult, SliceSampler, TensorDictRoundRobinWriter
+from rbtool import ConditionalUpdateResult, RoundRobinWriter, SliceSampler, TensorDictRoundRobinWriter
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
@@ -730,3 +730,26 @@ def test_parts_that_cannot() -> None:
     ):
         with pytest.raises(RuntimeError, match="conditional"):
             update(buffer, [0], [0])
+
+
+@pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage, LazyMemmapStorage, LazyStackStorage])
+def test_new_values_may_be_views_of_what_is_stored(kind: Callable[..., Any]) -> None:
+    rows = TensorDict({"a": torch.arange(6), "b": torch.arange(6) * 10}, [6])
+    buffer = ReplayBuffer(storage=TensorStorage(rows.clone()) if kind is TensorStorage else kind(6))
+    if kind is not TensorStorage:
+        buffer.extend(rows)
+    whole = buffer[:]
+    buffer.update_({"a": whole["b"], "b": whole["a"]})
+    assert buffer["a"].tolist() == [0, 10, 20, 30, 40, 50]
+    assert buffer["b"].tolist() == [0, 1, 2, 3, 4, 5]
+    buffer.set_at_("b", buffer["b"][0:6:2], slice(3, 6))
+    assert buffer["b"].tolist() == [0, 1, 2, 0, 2, 4]
+
+
+def test_a_patch_may_have_views_of_what_is_stored() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(3), writer=RoundRobinWriter(track_generations=True))
+    index = buffer.extend(TensorDict({"a": torch.arange(3), "b": torch.arange(3) * 10}, [3]))
+    whole = buffer[:]
+    patch = {"a": whole["b"], "b": whole["a"]}
+    buffer.update_if_present(index=index, generation=torch.zeros(3, dtype=torch.int64), patch=patch)
+    assert (buffer["a"].tolist(), buffer["b"].tolist()) == ([0, 10, 20], [0, 1, 2])

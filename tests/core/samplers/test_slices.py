@@ -991,3 +991,12 @@ def test_ensembles_do_not_draw_at_once_from_samplers_with_a_multiplier() -> None
     assert sampler.whole_slices is not None
     sampler._batch_size_multiplier = 2
     assert sampler.whole_slices is None
+
+
+def test_a_second_buffer_of_a_full_ring_continues_where_the_first_one_wrote() -> None:
+    first = ReplayBuffer(storage=LazyTensorStorage(10), sampler=SliceSampler(slice_len=3), batch_size=300)
+    first.extend(TensorDict({"number": torch.arange(13), "next": {"done": torch.zeros(13, 1).bool()}}, [13]))
+    second = ReplayBuffer(storage=first.storage, sampler=SliceSampler(slice_len=3), batch_size=300)
+    assert second.writer.cursor == 3
+    for buffer in (first, second):
+        assert (buffer.sample()["number"].view(-1, 3).diff() == 1).all()

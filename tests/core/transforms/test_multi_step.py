@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -460,3 +462,21 @@ def test_samplers_walk_over_what_was_written() -> None:
     rb.extend(steps([False] * 10))
     seen = torch.cat([rb.sample()["observation"], rb.sample()["observation"]])
     assert sorted(seen.flatten().tolist()) == list(range(8))
+
+
+def test_threads_that_write_at_the_same_time_lose_no_step_that_is_held_back() -> None:
+    rb = ReplayBuffer(storage=LazyTensorStorage(1_000), transform=MultiStepTransform(3, 0.9, check_continuity=False))
+
+    def write(first: int) -> None:
+        for start in range(first, first + 200, 4):
+            rb.extend(steps([False] * 4, first=start))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(0, 800, 200)))
+    finally:
+        sys.setswitchinterval(interval)
+    rb.flush()
+    assert sorted(rb[:]["observation"].flatten().tolist()) == list(range(800))
