@@ -266,11 +266,11 @@ def prefill_replay_buffer(
 ) -> ReplayBuffer:
     """Write elements of a dataset into a buffer, in chunks, and return the buffer.
 
-    Without `n_samples`, or if it is at least the number of elements, all elements are written, each once and in order;
-    otherwise the sampler of the dataset draws that many. Entries that the sampler adds to batches, such as `"index"`,
-    are not written. Of an ensemble, such as a mixture, all elements of its members are written, one member after the
-    other, or elements drawn by its weights; its `schema` applies to entries that differ between members, and without
-    one they are refused.
+    Without `n_samples`, or if it is at least the number of elements, all elements are written, each once and in order,
+    those of a full ring from the oldest on; otherwise the sampler of the dataset draws that many. Entries that the
+    sampler adds to batches, such as `"index"`, are not written. Of an ensemble, such as a mixture, all elements of its
+    members are written, one member after the other, or elements drawn by its weights; its `schema` applies to entries
+    that differ between members, and without one they are refused.
 
     UsageError (a ValueError) for numbers below 1; SchemaError (a RuntimeError) for members that differ, and, with
     nothing written, for chunks that the sampler of the dataset cannot draw.
@@ -300,14 +300,16 @@ def _elements_of(buffer: ReplayBuffer) -> int:
 
 
 def _all_rows(buffer: ReplayBuffer, chunk_size: int) -> Iterator[Any]:
-    """Yield the elements of a buffer in order; for an ensemble, member after member."""
+    """Yield the elements of a buffer, those of a ring from the oldest on; for an ensemble, member after member."""
     if isinstance(buffer, ReplayBufferEnsemble):
         joiner = _joiner_of(buffer)
         for number in range(len(buffer)):
             yield from (joiner.join([(number, rows)]) for rows in _all_rows(buffer[number], chunk_size))
         return
-    for start in range(0, len(buffer), chunk_size):
-        yield _picked(buffer, torch.arange(start, min(start + chunk_size, len(buffer))))
+    size, storage = len(buffer), buffer.storage
+    oldest = storage.log.now.next_row if size == len(storage) == storage.max_size else 0
+    for start in range(0, size, chunk_size):
+        yield _picked(buffer, (torch.arange(start, min(start + chunk_size, size)) + oldest) % size)
 
 
 def _picked(buffer: ReplayBuffer, index: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -165,12 +166,12 @@ def marked_pieces(block: Block, source_marked: NDArray[np.bool_]) -> Block:
 def numbers_episodes(columns: Mapping[Key, BlockColumn]) -> bool:
     """Whether there is a column `episode` with one integer for each row."""
     column = columns.get(EPISODE)
-    return (
-        column is not None
-        and column.values.dtype.kind in "iu"
-        and column.dtype != "bfloat16"
-        and column.values.size == len(column.values)
-    )
+    return column is not None and is_numbering(Field(EPISODE, column.dtype, column.values.shape[1:], "id"))
+
+
+def is_numbering(field: Field) -> bool:
+    """Whether a field is `episode`, with one integer for each row."""
+    return field.key == EPISODE and "int" in field.dtype and math.prod(field.shape) == 1
 
 
 EpisodeTexts: TypeAlias = Sequence[dict[str, str]]

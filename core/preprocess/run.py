@@ -99,7 +99,7 @@ from ..ted.schema import (
     state_keys,
 )
 from .functions import FreshModules
-from .processor import Block, Context, EpisodeTexts, Pieces, Processor
+from .processor import Block, Context, EpisodeTexts, Pieces, Processor, is_numbering, numbers_episodes
 from .selection import Plan, StepSelection, task_order
 
 
@@ -274,10 +274,9 @@ class TaskRunner:
     def _ids(self, block: Block) -> Array:
         """Return the episode number in the first row of each run; the source's number if the result has no numbers."""
         ids = self._selection.table.episode[block.pieces.episode]
-        column = block.columns.get(EPISODE)
-        if block.rows and column is not None and column.values.ndim == 1 and column.dtype == "int64":
+        if block.rows and numbers_episodes(block.columns):
             some = block.pieces.rows > 0
-            ids[some] = column.values[block.pieces.starts[some]]
+            ids[some] = block.columns[EPISODE].values.reshape(block.rows)[block.pieces.starts[some]]
         return ids
 
     def _flags(self, block: Block, key: Key) -> Array:
@@ -676,6 +675,7 @@ class Assembly(Closing):
         self._folder = folder
         self._fields = tuple(fields)
         self._keys = {field.key for field in fields}
+        self._numbers = next((field for field in fields if is_numbering(field)), None)
         self._selection = selection
         self._waiting: dict[int, tuple[Task, Finished]] = {}
         self._done: list[tuple[Task, Finished]] = []
@@ -703,8 +703,9 @@ class Assembly(Closing):
         else:
             self._ranges = dict(finished.ranges)
         changes = self._episodes.take(finished, self._reading(task, finished))
-        for start, count, number in changes.numbers:
-            self._write(task, finished, EPISODE, start, np.full(count, number, np.int64))
+        if self._numbers is not None:
+            for start, count, number in changes.numbers:
+                self._renumber(self._numbers, task, finished, start, count, number)
         if changes.unmarked:
             self._mark_last_row()
         self._in_place = self._in_place and finished.placed
@@ -715,6 +716,16 @@ class Assembly(Closing):
         if finished.placed:
             return lambda key, start, stop: self._tree.read(key, task.start + start, task.start + stop)
         return PartFile(part_path(self._folder, task.index), self._fields, finished.rows).read
+
+    def _renumber(self, field: Field, task: Task, finished: Finished, start: int, count: int, number: int) -> None:
+        if number > np.iinfo(field.numpy).max:
+            raise SchemaError(
+                f"episode {number:,} needs a number of its own, and {field.dtype} has no room for it in {field.name!r}",
+                hint="return episode numbers as int64",
+            )
+        rows = np.full((count, *field.shape), number, field.numpy)
+        self._write(task, finished, field.key, start, rows)
+        self._ranges[field.key] = merge_ranges(self._ranges[field.key], range_of(rows, field))
 
     def _mark_last_row(self) -> None:
         """Set `truncated` in the last row so far: the rest of its episode has no rows."""

@@ -195,6 +195,12 @@ class RolloutFromModel:
             made = getattr(made, "sequences", made)[:, prompts.width :]
             if len(made) != len(prompts.ids):
                 raise UsageError(f"{len(made)} texts were generated for {len(prompts.ids)} prompts, expected one each")
+            if made.shape[1] < self.max_new_tokens and not bool(end_places(made, self.eos_token_ids)[1].all()):
+                raise UsageError(
+                    f"a text stops after {made.shape[1]} tokens without an end token, expected {self.max_new_tokens} "
+                    "tokens or an end token",
+                    hint=f"set max_new_tokens={made.shape[1]}, or let the generation_config stop at end tokens only",
+                )
             text = right_padded(prompts, made, self.max_new_tokens, self.eos_token_ids, self.pad_token_id)
             places = text.new_places - 1  # logits at a place predict the token after it
             actions = text.ids.gather(1, text.new_places)

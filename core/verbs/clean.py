@@ -445,8 +445,9 @@ class _Cleaning:
             "trimmed": {str(number): list(ends) for number, ends in self._cuts.items()},
             "fixed": self._fixes, "rate": self._operations.get("retime"),
         }  # fmt: skip
+        given = dict(self.given) | ({} if asked.format is None else {"format": asked.format})
         inputs = {} if isinstance(self.reader, Reader) else self.reader.manifest.inputs
-        return provenance_step("clean", {name: value for name, value in arguments.items() if value}, inputs)
+        return provenance_step("clean", {name: value for name, value in arguments.items() if value} | given, inputs)
 
     def run(self, started: float) -> CleanResult:
         _ = self._unread  # raises for damage that no episode can be blamed for, before anything is written

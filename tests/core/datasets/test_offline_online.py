@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensordict
 import torch
 
 import rbtool
@@ -108,6 +109,15 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
     for count in (0, 1.5):
         with pytest.raises(rbtool.UsageError, match=f"n_samples is {count}, expected a number from 1"):
             prefill_replay_buffer(few, dataset, count)  # type: ignore[arg-type]
+
+
+def test_a_prefill_from_a_ring_is_in_the_order_of_time() -> None:
+    for written, expected in ((14, range(4, 14)), (7, range(7))):
+        ring = TensorDictReplayBuffer(storage=LazyTensorStorage(10))
+        for start in range(0, written, 7):
+            ring.extend(tensordict.TensorDict({"a": torch.arange(start, start + 7)}, [7]))
+        rb = prefill_replay_buffer(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), ring, chunk_size=4)
+        assert rb[:]["a"].tolist() == [*expected]
 
 
 def test_a_prefill_with_a_chunk_that_cannot_be_drawn_writes_nothing(walks: Path) -> None:

@@ -755,6 +755,20 @@ def test_clean_looks_for_what_it_is_asked_to_leave_out_where_no_rate_is_stated(t
     assert done.dropped == {"MOT002": (3,)}
 
 
+def test_clean_does_not_take_a_result_of_other_options_of_the_reader_for_its_own(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "set.hdf5", "w") as file:
+        for name in ("observations", "next_observations", "actions"):
+            file[name] = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+        file["rewards"], file["terminals"] = np.zeros(40, np.float32), np.zeros(40, bool)
+    made = [
+        rbtool.clean(tmp_path / "set.hdf5", tmp_path / "clean", drop="short", num_workers=0, horizon=10).already_there
+        for _ in range(2)
+    ]
+    assert made == [False, True]
+    with pytest.raises(UsageError, match="already exists"):
+        rbtool.clean(tmp_path / "set.hdf5", tmp_path / "clean", drop="short", num_workers=0, horizon=20)
+
+
 def test_the_parts_of_a_very_long_episode_are_no_episodes() -> None:
     draw = np.random.default_rng(0)
     fields = [Field(("observation",), "float32", (3,), "observation"), Field(("action",), "float32", (3,), "action")]

@@ -142,6 +142,42 @@ def test_without_reward_and_flags_the_source_has_the_say(walks: Path, tmp_path: 
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("dtype", "shape"), [("int64", ()), ("int32", ()), ("uint8", (1,)), ("float32", ())])
+def test_new_episode_numbers_are_in_the_rows(
+    walks: Path, tmp_path: Path, dtype: str, shape: tuple[int, ...], whole: bool
+) -> None:
+    """Each episode is cut in two, numbered 0 and 1: other episodes have these numbers already."""
+
+    def halved(td):
+        half = torch.arange(len(td)) >= len(td) // 2
+        td["episode"] = half.to(getattr(torch, dtype)).reshape(-1, *shape)
+        return td if whole else td[: max(1, len(td) - 1)]
+
+    run(walks, halved, tmp_path / "made", unit="episode")
+    rows, reader = TensorDict.load_memmap(tmp_path / "made"), open_steps(tmp_path / "made")
+    reader.verify_files()
+    found, table = rows["episode"].reshape(-1), reader.episodes
+    assert (rows["episode"].dtype, rows["episode"].shape[1:]) == (getattr(torch, dtype), shape)
+    if dtype.startswith("float"):
+        assert set(found.tolist()) == {0, 1}  # these are no episode numbers: they stay as they are
+        return
+    assert found.tolist() == np.repeat(table.episode, table.length).tolist()
+    assert len(set(table.episode.tolist())) == len(table) > 4
+    assert reader.manifest.ranges["episode",] == (int(found.min()), int(found.max()))
+
+
+def test_an_element_type_without_room_for_new_episode_numbers_is_refused(walks: Path, tmp_path: Path) -> None:
+    def full(td):
+        td["episode"] = torch.full((len(td),), 127, dtype=torch.int8)
+        return td
+
+    first = run(walks, lambda td: td.set("episode", td["episode"] + 127), tmp_path / "high")
+    assert first.episodes == 4
+    with pytest.raises(rbtool.SchemaError, match="episode 131 needs a number of its own, and int8 has no room"):
+        run(tmp_path / "high", full, tmp_path / "made")
+
+
 def test_ends_without_a_flag_are_noted(walks: Path, tmp_path: Path) -> None:
     def function(td):
         td["next", "truncated"].zero_()

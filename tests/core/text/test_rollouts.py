@@ -185,6 +185,14 @@ def test_generation_that_stops_early_is_padded() -> None:
     assert made.rollout_from_data(batch_of())["mask"].sum(1).tolist() == [2, 1, 2]
 
 
+@pytest.mark.parametrize("pad", [PAD, EOS])
+def test_generation_that_stops_before_a_text_ends_is_refused(pad: int) -> None:
+    short = [[100, EOS], [EOS, pad], [103, 104]]
+    made = RolloutFromModel(Scripted(short), tiny_model(1), Scores(), max_new_tokens=STEPS, pad_token_id=pad)
+    with pytest.raises(UsageError, match="stops after 2 tokens without an end token"):
+        made.rollout_from_data(batch_of(pad=pad))
+
+
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1e-4}, {"top_p": 1e-6}, {"min_p": 0.99}, {"suppress_tokens": [*range(1, 200)]}, {"num_beams": 2},
     {"repetition_penalty": 1e3}, {"num_return_sequences": 2}, {"min_new_tokens": 3}, {"max_length": 3},
