@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
+import numpy as np
+
 from ..encodings.compact import BUFFER, CompactForm, CompactLayout, Difference, FilledStorage, Form, compare_steps
 from ..encodings.foreign import foreign_form
 from ..encodings.h5 import Compression
@@ -146,7 +148,7 @@ def _save(
 
     publication = Publication(
         staging=Staging(target, replace=asked.force, durable=asked.durable),
-        find=lambda: _equal_checkpoint(target, digest, form, compression),
+        find=lambda: _equal_checkpoint(target, source, digest, form, compression),
         needed=lambda: size if compression.method is None else None,
         dry_run=asked.dry_run,
         name=name,
@@ -217,7 +219,7 @@ def load(asked: LoadOptions) -> CheckpointLoadResult:
         def find() -> Manifest | None:
             if isinstance(source, BufferSteps):
                 return _loaded_before(target, source)
-            return _equal_dataset(target, dataset_digest(source.manifest))
+            return _equal_dataset(target, source, dataset_digest(source.manifest))
 
         def build(staging: Staging) -> Outcome[Manifest]:
             arguments = {"checkpoint": str(asked.checkpoint)}
@@ -305,18 +307,29 @@ def _require_checkpoint(reader: StepReader) -> None:
         )
 
 
-def _equal_checkpoint(target: Path, digest: str, form: Form, compression: Compression) -> Manifest | None:
+def _equal_checkpoint(
+    target: Path, source: StepReader, digest: str, form: Form, compression: Compression
+) -> Manifest | None:
     """Return the manifest at `target` if it is a checkpoint of the same data in the same form."""
     there = finished_manifest(target)
     if there is None or (there.kind, there.layout) != ("checkpoint", form) or dataset_digest(there) != digest:
         return None
-    return there if there.provenance[-1].arguments.get("compression") == str(compression) else None
+    same = there.provenance[-1].arguments.get("compression") == str(compression) and _has_scores_of(source, target)
+    return there if same else None
 
 
-def _equal_dataset(target: Path, digest: str) -> Manifest | None:
+def _equal_dataset(target: Path, source: StepReader, digest: str) -> Manifest | None:
     there = finished_manifest(target)
     same = there is not None and there.kind == "dataset" and there.content_digest == digest
-    return there if same else None
+    return there if same and _has_scores_of(source, target) else None
+
+
+def _has_scores_of(source: StepReader, target: Path) -> bool:
+    """Return whether the episodes at `target` have the scores of the source's, which no content digest covers."""
+    with open_steps(target) as made:
+        scores, found = source.episodes.scores, made.episodes.scores
+    alike = (np.array_equal(scores[name], found[name], equal_nan=True) for name in scores if name in found)
+    return scores.keys() == found.keys() and all(alike)
 
 
 def _size(source: StepReader, form: Form) -> int:

@@ -33,8 +33,10 @@ from ..ted.schema import (
     FLAGS,
     NEXT,
     NEXT_DONE,
+    NEXT_REWARD,
     NEXT_TERMINATED,
     NEXT_TRUNCATED,
+    REWARD,
     SINGLETONS,
     Array,
     Field,
@@ -298,6 +300,11 @@ def _source(columns: Mapping[str, Array]) -> list[tuple[Field, Timing]]:
                 continue
         elif (NEXT, *key) in forms and key not in SINGLETONS:
             timing = "state"
+        if key == REWARD and NEXT_REWARD in forms:
+            raise SchemaError(
+                "there are columns reward and next.reward, expected one reward of each step",
+                hint="leave reward out, or give it another name",
+            )
         if inner not in FLAGS and key not in (EPISODE, (_STEP,)):
             found.append((Field(inner, dtype, () if inner in SINGLETONS else shape, role_of(inner)), timing))
     return found

@@ -110,6 +110,7 @@ def test_blocks_without_sense_are_refused(walks: Path, tmp_path: Path) -> None:
         ([rows(order), rows(order[:6])], "the steps of episode 0 do not follow each other"),
         ([rows(np.r_[order[:3], order[6:9], order[3:6]])], "the steps of episode 0 do not follow each other"),
         ([rows(order, **{"next.observation": columns["observation"][:, :2]})], "next.observation is float64"),
+        ([rows(order, reward=order.astype(np.float64))], "columns reward and next.reward, expected one"),
     ]
     for number, (blocks, message) in enumerate(refused):
         with pytest.raises(SchemaError, match=message):

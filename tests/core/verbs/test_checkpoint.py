@@ -62,6 +62,13 @@ def test_save_verify_load(walks: Path, tmp_path: Path, form: Form) -> None:
     again = checkpoint.save(walks, tmp_path / "saved", form=form)
     assert (again.already_there, again.content_digest) == (True, saved.content_digest)
     assert checkpoint.load(tmp_path / "saved", tmp_path / "loaded").already_there
+    rbtool.score(walks, tmp_path / "scored")  # the content digest does not change
+    with pytest.raises(UsageError, match="already exists"):
+        checkpoint.save(tmp_path / "scored", tmp_path / "saved", form=form)
+    checkpoint.save(tmp_path / "scored", tmp_path / "scored-saved", form=form)
+    assert checkpoint.save(tmp_path / "scored", tmp_path / "scored-saved", form=form).already_there
+    with pytest.raises(UsageError, match="already exists"):
+        checkpoint.load(tmp_path / "scored-saved", tmp_path / "loaded")
     results = (saved, loaded, checkpoint.verify(tmp_path / "saved", walks))
     documents = [json.loads(json.dumps(to_document(result), allow_nan=False)) for result in results]
     assert [document["kind"] for document in documents] == ["checkpoint save", "checkpoint load", "checkpoint verify"]
