@@ -312,10 +312,10 @@ class PackedRecording(IndexedStorage):
     loses at most the episodes that ended in between. `sync()`, `finish()`, `close()` and a buffer's checkpoint also
     sync.
 
-    The first rows determine keys, element types and shapes. `"index"`, which a buffer's writer adds, is not recorded;
-    without `"episode"`, episodes are numbered from 0. Missing flags among done, terminated and truncated under `next`
-    are derived from the others, as done means terminated or truncated; if only `terminated` is given, no step is
-    truncated.
+    The first rows determine keys, element types and shapes. `"index"`, which a buffer's writer adds, is not recorded.
+    `"episode"` is the number of each row's episode; without it, episodes are numbered from 0. Missing flags among done,
+    terminated and truncated under `next` are derived from the others, as done means terminated or truncated; if only
+    `terminated` is given, no step is truncated.
 
     Args:
         path: the folder of the recording, which must not exist.
@@ -324,9 +324,9 @@ class PackedRecording(IndexedStorage):
 
     Raises:
         UsageError: `path` exists, or `sync_seconds` is negative.
-        SchemaError: (a RuntimeError) when written: the flags do not determine why an episode ends; keys, types or
-            shapes differ from the first rows; or rows are not appended at the end, or exceed `max_size`. Nothing is
-            changed.
+        SchemaError: (a RuntimeError) when written: the flags do not determine why an episode ends; `"episode"` changes
+            inside an episode; keys, types or shapes differ from the first rows; or rows are not appended at the end, or
+            exceed `max_size`. Nothing is changed.
     """
 
     def __init__(
@@ -386,6 +386,8 @@ class PackedRecording(IndexedStorage):
             raise SchemaError(
                 f"the write is at {_shown(cursor)}, expected at the end, row {len(self)}: a recording only grows"
             )
+        if EPISODE in columns:
+            self._require_numbers(columns)
         if self._recorder is None:
             self._begin(columns, data)
         if self._numbered:
@@ -428,6 +430,25 @@ class PackedRecording(IndexedStorage):
             if columns[key].dtype != field.numpy or columns[key].shape[1:] != field.shape:
                 found = f"{columns[key].dtype} {list(columns[key].shape[1:])}"
                 raise SchemaError(f"{field.name} is {found}, expected {field.dtype} {list(field.shape)}")
+
+    def _require_numbers(self, columns: Mapping[Key, Array]) -> None:
+        """Refuse numbers of episodes that are none, or that change where no episode ends."""
+        given, done = columns[EPISODE], _ends(columns[NEXT_DONE])
+        hint = 'leave out "episode": episodes are then numbered from 0'
+        if given.dtype.kind not in "iu" or given.size != len(done):
+            found = f"{given.dtype} {list(given.shape[1:])}"
+            raise SchemaError(f"{key_name(EPISODE)} is {found}, expected a whole number for each row", hint=hint)
+        numbers = given.reshape(-1)
+        if self._held_rows:  # the unfinished episode
+            numbers, done = np.append(self._held[-1][EPISODE].reshape(-1)[-1:], numbers), np.append(False, done)
+        changed = np.flatnonzero((numbers[1:] != numbers[:-1]) & ~done[:-1])
+        if len(changed):
+            row = len(self) - bool(self._held_rows) + int(changed[0]) + 1
+            raise SchemaError(
+                f"row {row:,} has the {key_name(EPISODE)} {numbers[changed[0] + 1]}, expected "
+                f"{numbers[changed[0]]}: the episode of the row before it has not ended",
+                hint=f'set ("next", "truncated") or ("next", "terminated") where an episode ends, or {hint}',
+            )
 
     def _append(self, columns: Mapping[Key, Array], count: int) -> None:
         done = _ends(columns[NEXT_DONE])

@@ -285,6 +285,24 @@ def test_rows_are_added_at_the_end_and_alike(tmp_path: Path) -> None:
     assert repair(tmp_path / "copy").episodes == 2
 
 
+def test_the_numbers_of_episodes_change_where_episodes_end(tmp_path: Path) -> None:
+    storage = PackedStorage.create(tmp_path / "recording")
+    for numbers in ([0.0, 0.0], [False, False], [[1, 2], [1, 2]]):
+        with pytest.raises(SchemaError, match="expected a whole number for each row"):
+            storage.set(range(2), rows(0, 2, done=True).set("episode", torch.tensor(numbers)))
+    with pytest.raises(SchemaError, match="row 1 has the episode 4, expected 3"):
+        storage.set(range(2), rows(0, 2, done=True).set("episode", torch.tensor([3, 4])))
+    assert not (tmp_path / "recording").exists()
+    storage.set(range(2), rows(0, 2, done=True).set("episode", torch.tensor([3, 3])))
+    storage.set(range(2, 4), rows(2, 2, done=False).set("episode", torch.tensor([4, 4])))
+    with pytest.raises(SchemaError, match="row 4 has the episode 5, expected 4"):
+        storage.set(range(4, 6), rows(4, 2, done=True).set("episode", torch.tensor([5, 5])))
+    storage.set(range(4, 6), rows(4, 2, done=True).set("episode", torch.tensor([4, 4])))
+    storage.finish()
+    assert (open_steps(tmp_path / "recording").episodes.episode.tolist(), len(storage)) == ([3, 4], 6)
+    assert not check(tmp_path / "recording").errors
+
+
 # What describes a recording is stored twice: one changed or missing file costs nothing.
 
 HARM = ("missing", "empty", "cut", *(str(number / 23) for number in (0, 5, 11, 16, 22)))
