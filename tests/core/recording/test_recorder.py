@@ -34,49 +34,71 @@ BOX = spaces.Box(-1, 1, (2,), np.float32)
 PLAN: Plan = ((3, "terminated"),)
 
 
-class Faulty(ScriptedEnv):
-    """Returns what `fault` makes of the results of a step, from the second step of the third episode on."""
+def scripted(*info: Callable[[int, int], dict[str, Any]]) -> ScriptedEnv:
+    return ScriptedEnv(BOX, spaces.Discrete(2), PLAN, *info)
 
-    def __init__(self, fault: Callable[[list[Any]], Any], space: spaces.Space[Any] = BOX) -> None:
-        super().__init__(space, spaces.Discrete(2), PLAN)
-        self._fault: Callable[[list[Any]], Any] | None = fault
+
+def late(episode: int, step: int) -> dict[str, Any]:
+    """An info that only episodes after the first have."""
+    return {"late": step} if episode else {}
+
+
+def one_episode(dest: Path, *, close: bool = True, env: Any = None) -> rbtool.RecordEpisodes:
+    """Record one episode, and leave the recording unfinished."""
+    recording = rbtool.RecordEpisodes(env or scripted(), dest)
+    run(recording, 1)
+    if close:
+        recording.close()
+    return recording
+
+
+def begun(**options: Any) -> EpisodeBuffer:
+    """Make the buffer of an episode in which the first action was chosen."""
+    action = space_encoder("action", spaces.Discrete(2), "action")
+    buffer = EpisodeBuffer(space_encoder("observation", BOX, "observation"), action, **options)
+    buffer.begin(BOX.sample(), {})
+    buffer.act(0)
+    return buffer
+
+
+def bytes_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class Faulty(ScriptedEnv):
+    """Has another value among the results of the second step of the third episode, or raises it."""
+
+    def __init__(self, place: int, value: Any) -> None:
+        super().__init__(BOX, spaces.Discrete(2), PLAN)
+        self._place, self._value = place, value
 
     def step(self, action: Any) -> Any:
         result = list(super().step(action))
-        if len(self.log) == 3 and len(self.log[-1].actions) == 2 and self._fault is not None:
-            self._fault(result)
+        if len(self.log) == 3 and len(self.log[-1].actions) == 2:
+            if isinstance(self._value, Exception):
+                raise self._value
+            result[self._place] = self._value
         return tuple(result)
 
 
-def fail(result: list[Any]) -> None:
-    raise ZeroDivisionError("the simulator failed")
-
-
-def set_to(place: int, value: Any) -> Callable[[list[Any]], None]:
-    def fault(result: list[Any]) -> None:
-        result[place] = value
-
-    return fault
-
-
-FAULTS: dict[str, tuple[Callable[[list[Any]], None], str]] = {
-    "raises": (fail, "the simulator failed"),
-    "shape": (set_to(0, np.zeros(3, np.float32)), r"observation is float32 \[3\], expected float32 \[2\]"),
-    "type": (set_to(0, np.zeros(2)), r"observation is float64 \[2\], expected float32 \[2\]"),
-    "none": (set_to(0, None), "observation is object"),
-    "ragged": (set_to(0, [[1], [1, 2]]), "observation is a list"),
-    "reward": (set_to(1, np.zeros(2)), r"the reward is a ndarray \[2\], expected one number"),
-    "no reward": (set_to(1, None), "the reward is a NoneType"),
+FAULTS: dict[str, tuple[int, Any, str]] = {
+    "raises": (0, ZeroDivisionError("the simulator failed"), "the simulator failed"),
+    "shape": (0, np.zeros(3, np.float32), r"observation is float32 \[3\], expected float32 \[2\]"),
+    "type": (0, np.zeros(2), r"observation is float64 \[2\], expected float32 \[2\]"),
+    "none": (0, None, "observation is object"),
+    "ragged": (0, [[1], [1, 2]], "observation is a list"),
+    "reward": (1, np.zeros(2), r"the reward is a ndarray \[2\], expected one number"),
+    "no reward": (1, None, "the reward is a NoneType"),
 }
+"""What the results of a step have at a place, or an error that it raises, and what is said of it."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_keeps_the_steps_before_it(tmp_path: Path, name: str) -> None:
-    fault, message = FAULTS[name]
-    env = Faulty(fault)
+    *fault, message = FAULTS[name]
     with (
         pytest.raises((ZeroDivisionError, rbtool.SchemaError), match=message) as caught,
-        rbtool.RecordEpisodes(env, tmp_path / "d") as recording,
+        rbtool.RecordEpisodes(Faulty(*fault), tmp_path / "d") as recording,
     ):
         run(recording, 5)
     assert any("rbtool repair" in note for note in caught.value.__notes__)
@@ -89,8 +111,7 @@ def test_a_fault_keeps_the_steps_before_it(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_recorded_across_a_fault(tmp_path: Path, name: str) -> None:
-    env = Faulty(FAULTS[name][0])
-    with rbtool.RecordEpisodes(env, tmp_path / "d") as recording:
+    with rbtool.RecordEpisodes(Faulty(*FAULTS[name][:2]), tmp_path / "d") as recording:
         with pytest.raises((ZeroDivisionError, rbtool.SchemaError)):
             run(recording, 5)
         with pytest.raises(rbtool.UsageError, match="call reset"):
@@ -124,7 +145,7 @@ def test_a_wrong_action_is_refused_before_the_step(tmp_path: Path, name: str) ->
 
 
 def test_spaces_that_change_are_refused(tmp_path: Path) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    env = scripted()
     recording = rbtool.RecordEpisodes(env, tmp_path / "d")
     run(recording, 2)
     env.observation_space = spaces.Box(-1, 1, (3,), np.float32)
@@ -152,12 +173,11 @@ def test_unknown_spaces_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_destination_that_is_taken(tmp_path: Path) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    env = scripted()
     (tmp_path / "file").write_text("here")
     with pytest.raises(rbtool.UsageError, match="exists already"):
         rbtool.RecordEpisodes(env, tmp_path / "file")
-    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
-    run(recording, 1)
+    recording = one_episode(tmp_path / "d", close=False)
     with pytest.raises(rbtool.UsageError, match="being recorded to by another process"):
         rbtool.RecordEpisodes(env, tmp_path / "d", resume=True)
     recording.close()
@@ -178,19 +198,17 @@ def test_a_destination_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded_leaves_nothing(tmp_path: Path) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
     with (
         pytest.raises(rbtool.SchemaError, match="no episode has a step"),
-        rbtool.RecordEpisodes(env, tmp_path / "d") as recording,
+        rbtool.RecordEpisodes(scripted(), tmp_path / "d") as recording,
     ):
         recording.reset()
-    recording = rbtool.RecordEpisodes(env, tmp_path / "e")
-    recording.close()
+    rbtool.RecordEpisodes(scripted(), tmp_path / "e").close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_keeps_finished_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
+    env = scripted()
     write = os.write
 
     def full(descriptor: int, data: Any) -> int:
@@ -203,7 +221,7 @@ def test_a_full_disk_keeps_finished_episodes(tmp_path: Path, monkeypatch: pytest
         run(recording, 4)
     monkeypatch.undo()
     assert any("2 episodes are kept" in note for note in caught.value.__notes__)
-    with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
+    with rbtool.RecordEpisodes(scripted(), tmp_path / "d", resume=True) as recording:
         run(recording, 1)
     assert Recorded(tmp_path / "d").table.length.tolist() == [3, 3, 3]
 
@@ -243,7 +261,7 @@ def test_the_first_error_while_a_recording_is_finished_counts(
         strike = Strike(first, error, lasting)
         with monkeypatch.context() as patch:
             try:
-                with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), dest) as recording:
+                with rbtool.RecordEpisodes(scripted(), dest) as recording:
                     run(recording, 2)
                     patch.setattr(fs, "announced", strike.announced)
             except BaseException as found:
@@ -258,7 +276,7 @@ def test_the_first_error_while_a_recording_is_finished_counts(
 
 def test_a_recording_is_finished_again_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for first in (1, 8, 16, 24):
-        recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / str(first))
+        recording = rbtool.RecordEpisodes(scripted(), tmp_path / str(first))
         run(recording, 2)
         with monkeypatch.context() as patch:
             patch.setattr(fs, "announced", Strike(first, OSError(errno.ENOSPC, "full"), True).announced)
@@ -272,14 +290,14 @@ def test_a_recording_is_finished_again_after_a_full_disk(tmp_path: Path, monkeyp
 def test_an_error_before_the_first_episode_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
+    recording = rbtool.RecordEpisodes(scripted(), tmp_path / "d")
     with monkeypatch.context() as patch:
         patch.setattr(fs, "announced", Strike(first, OSError(errno.ENOSPC, "full"), False).announced)
         with pytest.raises(rbtool.OutOfSpaceError):
             run(recording, 1)
     recording.close()
     assert [path.name for path in tmp_path.iterdir()] == (["d"] if first == 15 else [])
-    with rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True) as recording:
+    with rbtool.RecordEpisodes(scripted(), tmp_path / "d", resume=True) as recording:
         run(recording, 1)
     manifest = Recorded(tmp_path / "d").manifest  # which states the origin, though at 15 it was not written any more
     assert (manifest.spaces.keys(), manifest.provenance[0].arguments["num_envs"]) == ({"observation", "action"}, 1)
@@ -294,7 +312,7 @@ def test_a_finished_recording_with_all_episodes_is_left_as_it_is(tmp_path: Path,
         return rbtool.RecordEpisodes(gymnasium.make("CartPole-v1"), tmp_path / "d", resume=True, max_episodes=number)
 
     rbtool.record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
-    before = {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()}
+    before = bytes_of(tmp_path / "d")
     for number in (3, 2):
         with recording(number) as env:
             assert env.recorder.is_complete
@@ -308,7 +326,7 @@ def test_a_finished_recording_with_all_episodes_is_left_as_it_is(tmp_path: Path,
     for number in (4, None):
         with pytest.raises(rbtool.UsageError, match="finished dataset"):
             recording(number)
-    assert {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()} == before
+    assert bytes_of(tmp_path / "d") == before
 
 
 def test_a_recording_is_continued(tmp_path: Path) -> None:
@@ -334,11 +352,9 @@ def test_a_recording_is_continued(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_next_to_a_recording_is_swept(tmp_path: Path) -> None:
-    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
-    run(recording, 1)
-    recording.close()
+    one_episode(tmp_path / "d")
     (tmp_path / ".d.rbtool-new-0123abcd").mkdir()
-    rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d", resume=True).finish()
+    rbtool.RecordEpisodes(scripted(), tmp_path / "d", resume=True).finish()
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
@@ -347,9 +363,7 @@ def infos(episode: int, step: int) -> dict[str, Any]:
 
 
 def test_another_environment_cannot_continue(tmp_path: Path) -> None:
-    recording = rbtool.RecordEpisodes(ScriptedEnv(BOX, spaces.Discrete(2), PLAN), tmp_path / "d")
-    run(recording, 1)
-    recording.close()
+    one_episode(tmp_path / "d")
     other = ScriptedEnv(spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), PLAN)
     with (
         pytest.raises(rbtool.SchemaError, match="with another observation space"),
@@ -415,9 +429,7 @@ def test_kill_loses_the_open_episode_only(tmp_path: Path, delay: float) -> None:
 
 def test_a_wider_recording_replaces_the_old_one_at_one_instant(tmp_path: Path) -> None:
     """At every change of the file system there is a recording with all episodes that were promised."""
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN, lambda episode, step: {"late": step} if episode else {})
-    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
-    run(recording, 1)
+    recording = one_episode(tmp_path / "d", close=False, env=scripted(late))
     seen = []
 
     def look(event: str, found: tuple[Any, ...]) -> None:
@@ -438,9 +450,7 @@ def test_a_wider_recording_replaces_the_old_one_at_one_instant(tmp_path: Path) -
 
 
 def test_a_disk_that_is_full_for_a_wider_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN, lambda episode, step: {"late": step} if episode else {})
-    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
-    run(recording, 1)
+    recording = one_episode(tmp_path / "d", close=False, env=scripted(late))
 
     def full(*given: Any, **named: Any) -> None:
         raise rbtool.OutOfSpaceError("no room")
@@ -453,10 +463,6 @@ def test_a_disk_that_is_full_for_a_wider_recording(tmp_path: Path, monkeypatch: 
     recording.close()
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
     assert rbtool.repair(tmp_path / "d").episodes == 1
-
-
-def scripted() -> ScriptedEnv:
-    return ScriptedEnv(BOX, spaces.Discrete(2), PLAN)
 
 
 def test_a_step_that_was_interrupted_leaves_no_info() -> None:
@@ -475,9 +481,7 @@ def test_an_info_that_cannot_be_read_shifts_no_row() -> None:
         def __array__(self, *given: Any, **named: Any) -> Any:
             raise RuntimeError("no array")
 
-    buffer = EpisodeBuffer(space_encoder("o", BOX, "observation"), space_encoder("a", spaces.Discrete(2), "action"))
-    buffer.begin(BOX.sample(), {})
-    buffer.act(0)
+    buffer = begun()
     buffer.observe(BOX.sample(), 1.0, False, False, {"x": 1})
     buffer.act(1)
     with pytest.raises(RuntimeError, match="no array"):
@@ -523,17 +527,9 @@ def test_a_seed_that_cannot_be_stored_is_refused_first(tmp_path: Path, seed: Any
 
 
 def test_numbers_follow_the_highest_one(tmp_path: Path) -> None:
-    first = rbtool.RecordEpisodes(scripted(), tmp_path / "d")
-    run(first, 1)
-    writer = first.recorder.writer
-    buffer = EpisodeBuffer(
-        space_encoder("observation", BOX, "observation"), space_encoder("action", spaces.Discrete(2), "action"),
-        infos=False,
-    )  # fmt: skip
-    buffer.begin(BOX.sample(), {})
-    buffer.act(0)
+    first, buffer = one_episode(tmp_path / "d", close=False), begun(infos=False)
     buffer.observe(BOX.sample(), 1.0, True, False, {})
-    writer.add(buffer.take(), 4)
+    first.recorder.writer.add(buffer.take(), 4)
     first.close()
     with rbtool.RecordEpisodes(scripted(), tmp_path / "d", resume=True) as recording:
         run(recording, 2)
@@ -541,9 +537,7 @@ def test_numbers_follow_the_highest_one(tmp_path: Path) -> None:
 
 
 def test_another_environment_of_the_same_spaces_cannot_continue(tmp_path: Path) -> None:
-    one = rbtool.RecordEpisodes(gymnasium.make("CartPole-v1"), tmp_path / "d")
-    run(one, 1)
-    one.close()
+    one_episode(tmp_path / "d", env=gymnasium.make("CartPole-v1"))
     for other in ("MountainCar-v0", "Acrobot-v1"):
         with pytest.raises(rbtool.UsageError, match="was recorded from CartPole-v1, expected the same"):
             rbtool.RecordEpisodes(gymnasium.make(other), tmp_path / "d", resume=True)
@@ -552,6 +546,9 @@ def test_another_environment_of_the_same_spaces_cannot_continue(tmp_path: Path) 
 
 def zero(observation: Any) -> int:
     return 0
+
+
+CARTPOLE: dict[str, Any] = {"env_id": "CartPole-v1", "max_steps": 5}
 
 
 def interrupted(dest: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -563,7 +560,7 @@ def interrupted(dest: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> 
     with monkeypatch.context() as patch:
         patch.setattr(rbtool.RecordEpisodes, "finish", stop)
         with pytest.raises(KeyboardInterrupt):
-            record("CartPole-v1", dest, episodes=2, seed=3, max_steps=5, **options)
+            record(**CARTPOLE, dest=dest, episodes=2, seed=3, **options)
 
 
 @pytest.mark.parametrize("other", [{"policy": zero}, {"max_steps": 6}, {"seed": 4}, {"render": True}])
@@ -583,21 +580,21 @@ def test_more_episodes_are_stated(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_episodes_that_are_there_already(tmp_path: Path) -> None:
-    made = record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
+    asked: dict[str, Any] = {**CARTPOLE, "dest": tmp_path / "d", "episodes": 3, "seed": 3}
+    made = record(**asked)
     for episodes in (3, 2):
-        again = record("CartPole-v1", tmp_path / "d", episodes=episodes, seed=3, max_steps=5, resume=True)
+        again = record(**asked | {"episodes": episodes}, resume=True)
         assert (again.already_there, again.episodes, again.content_digest) == (True, 3, made.content_digest)
-    others = {"episodes": (4, "finished dataset"), "seed": (4, "the same"), "max_steps": (6, "the same")}
-    for name, (other, said) in others.items():
-        with pytest.raises(rbtool.UsageError, match=said):
-            record(
-                "CartPole-v1", tmp_path / "d", resume=True, **{"episodes": 3, "max_steps": 5, "seed": 3, name: other}
-            )
-    with pytest.raises(rbtool.UsageError, match="exists already"):
-        record("CartPole-v1", tmp_path / "d", episodes=3, seed=3, max_steps=5)
     rbtool.convert(tmp_path / "d", tmp_path / "copy", layout="packed")  # which is not a recording
-    with pytest.raises(rbtool.UsageError, match="finished dataset"):
-        record("CartPole-v1", tmp_path / "copy", episodes=3, seed=3, max_steps=5, resume=True)
+    for other, resume, said in (
+        ({"episodes": 4}, True, "finished dataset"),
+        ({"seed": 4}, True, "the same"),
+        ({"max_steps": 6}, True, "the same"),
+        ({}, False, "exists already"),
+        ({"dest": tmp_path / "copy"}, True, "finished dataset"),
+    ):
+        with pytest.raises(rbtool.UsageError, match=said):
+            record(**asked | other, resume=resume)
 
 
 @pytest.mark.parametrize(
@@ -631,18 +628,14 @@ def test_lists_of_large_integers_are_kept_or_named(value: list[Any], kept: bool)
 
 @pytest.mark.parametrize("reward", [(1 << 53) + 1, np.uint64((1 << 64) - 1), np.array([(1 << 60) + 1])])
 def test_a_reward_that_would_be_rounded_is_refused(reward: Any) -> None:
-    buffer = EpisodeBuffer(space_encoder("o", BOX, "observation"), space_encoder("a", spaces.Discrete(2), "action"))
-    buffer.begin(BOX.sample(), {})
-    buffer.act(0)
+    buffer = begun()
     with pytest.raises(rbtool.SchemaError, match="is not exact as float64"):
         buffer.observe(BOX.sample(), reward, False, False, {})
     assert buffer.length == 0
 
 
 def test_a_disk_that_fails_after_the_exchange(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = ScriptedEnv(BOX, spaces.Discrete(2), PLAN, lambda episode, step: {"late": step} if episode else {})
-    recording = rbtool.RecordEpisodes(env, tmp_path / "d")
-    run(recording, 1)
+    recording = one_episode(tmp_path / "d", close=False, env=scripted(late))
 
     def fail(*given: Any) -> None:
         raise OSError(5, "Input/output error")
