@@ -15,6 +15,7 @@ turns the recording into a dataset.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import math
 import os
 import shlex
@@ -327,6 +328,7 @@ class PackedRecorder:
         self.fields = tuple(fields)
         self.schema = PackedSchema.of(fields)
         self._torn = False
+        self._process = os.getpid()
         if resumed is not None:
             self.commits, self._lock = resumed.commits, lock
             self.rows = PackedRowBuilder(folder, self.fields, self.schema, resumed.files)
@@ -507,6 +509,8 @@ class PackedRecorder:
 
     def _unlock(self) -> None:
         if self._lock >= 0:
+            if os.getpid() == self._process:  # a process that was forked meanwhile has the lock as well
+                fs.lock(self._lock, fcntl.LOCK_UN, self.folder)
             os.close(self._lock)
             self._lock = -1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -162,6 +163,26 @@ def test_a_recording_that_goes_on_is_left_alone(original: Path, tmp_path: Path) 
         with pytest.raises(SchemaError, match="other leaves"):
             recorder.add_episode({("action",): np.zeros((2, 2), np.float32)}, episode=0)
     assert Manifest.load(tmp_path / "recording").episodes == 2
+
+
+def test_processes_that_were_forked_meanwhile_neither_unlock_a_recording_nor_keep_it_locked(
+    original: Path, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    with TedReader(original / "ted") as reader:
+        recorder, ended = PackedRecorder(tmp_path / "recording", reader.fields), context.Event()
+        record(reader, recorder)
+    closing, holding = context.Process(target=recorder.close), context.Process(target=ended.wait)
+    for process in (closing, holding):
+        process.start()
+    closing.join()
+    with pytest.raises(UsageError, match="being recorded to by another process"):
+        repair(tmp_path / "recording")
+    recorder.close()
+    assert holding.is_alive()
+    assert repair(tmp_path / "recording").episodes == EPISODES
+    ended.set()
+    holding.join()
 
 
 # As a storage ----------------------------------------------------------------------------------------
