@@ -555,7 +555,7 @@ def get_dataloader(
     block_size: int,
     tensorclass_type: Any,
     device: torch.device | str,
-    dataset_name: str | None = None,
+    dataset_name: PathLike | None = None,
     infinite: bool = True,
     prefetch: int = 0,
     split: str = "train",

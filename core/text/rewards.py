@@ -46,7 +46,7 @@ class PairwiseDataset(TensorClass):
     def from_dataset(
         cls,
         split: str,
-        dataset_name: str | None = None,
+        dataset_name: str | os.PathLike[str] | None = None,
         max_length: int = 550,
         root_dir: str | os.PathLike[str] | None = None,
         from_disk: bool = False,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -41,6 +42,14 @@ def loader(saved: Path, root: Path, split: str = "train", **options: Any) -> Tok
     return TokenizedDatasetLoader(split, dataset_name=saved, root_dir=root, from_disk=True, **named)
 
 
+def cache(saved: Path, root: Path, **options: Any) -> Path:
+    """Load a split; return where its tokens are."""
+    made = loader(saved, root, **options)
+    made.load()
+    assert made.path is not None
+    return made.path
+
+
 def test_rows_are_those_of_plain_calls(saved: Path, tmp_path: Path) -> None:
     found = loader(saved, tmp_path).load()
     tokenizer, rows = tiny_tokenizer(), plain_rows(saved, "train")
@@ -56,26 +65,23 @@ def test_rows_are_those_of_plain_calls(saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_token_cache_is_a_dataset(saved: Path, tmp_path: Path) -> None:
-    made = loader(saved, tmp_path)
-    count = len(made.load())
-    assert made.path is not None
-    assert made.path.parent == tmp_path / "tokens/openai_summarize_tldr"
-    assert made.path.name.startswith("train-1300@")
-    manifest = Manifest.load(made.path)
+    path, found = cache(saved, tmp_path), loader(saved, tmp_path).load()
+    count = len(found)
+    assert path.parent == tmp_path / "tokens/openai_summarize_tldr"
+    assert path.name.startswith("train-1300@")
+    manifest = Manifest.load(path)
     assert (manifest.steps, manifest.episodes, manifest.boundary.terminated) == (count, count, count)
     assert f"{50 - count} texts are left out" in manifest.notes[1]
     assert manifest.provenance[0].verb == "tokenize"
-    assert rbtool.check(made.path).errors == 0
-    assert rbtool.sample(made.path, 4).steps
-    mapped = TensorDict.load_memmap(made.path)
-    assert torch.equal(mapped["input_ids"], made.load()["input_ids"])
+    assert rbtool.check(path).errors == 0
+    assert rbtool.sample(path, 4).steps
+    assert torch.equal(TensorDict.load_memmap(path)["input_ids"], found["input_ids"])
 
 
 def test_a_second_load_tokenizes_nothing(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = loader(saved, tmp_path).load().clone()
     monkeypatch.setattr(TensorDictTokenizer, "ragged", None)
-    again = loader(saved, tmp_path)
-    assert torch.equal(again.load()["input_ids"], first["input_ids"])
+    assert torch.equal(loader(saved, tmp_path).load()["input_ids"], first["input_ids"])
 
 
 def last_tokens(count: int) -> type[PromptTensorDictTokenizer]:
@@ -107,44 +113,32 @@ def shouted(dataset: Any) -> Any:
     return datasets.Dataset.from_dict({name: [text.upper() for text in texts] for name, texts in columns.items()})
 
 
-def quiet(dataset: Any) -> Any:
-    return dataset
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"max_length": 1400}, {"split": "test"}, {"pre_tokenization_hook": shouted}, {"pre_tokenization_hook": quiet},
+        {"max_length": 1400}, {"split": "test"},
+        {"pre_tokenization_hook": shouted}, {"pre_tokenization_hook": lambda data: data},
         {"tokenizer_fn": type("Own", (PromptTensorDictTokenizer,), {})},
         {"tokenizer": tiny_tokenizer(pad_token="<eos>")}, {"tokenizer": tiny_tokenizer(padding_side="left")},
     ],
 )  # fmt: skip
 def test_another_request_is_another_cache(change: dict[str, Any], saved: Path, tmp_path: Path) -> None:
-    one, other = loader(saved, tmp_path), loader(saved, tmp_path, **change)
-    one.load()
-    other.load()
-    assert one.path != other.path
-    assert loader(saved, tmp_path, **change).load().shape == other.load().shape
+    one, other = cache(saved, tmp_path), cache(saved, tmp_path, **change)
+    assert one != other == cache(saved, tmp_path, **change)
 
 
 def test_the_last_call_of_a_tokenizer_changes_no_name(saved: Path, tmp_path: Path) -> None:
     used = tiny_tokenizer()
     used("hello", padding="max_length", max_length=3, truncation=True)
-    one, other = loader(saved, tmp_path), loader(saved, tmp_path, tokenizer=used)
-    one.load()
-    other.load()
-    assert one.path == other.path
+    assert cache(saved, tmp_path) == cache(saved, tmp_path, tokenizer=used)
 
 
 def test_other_data_of_the_same_name_is_another_cache(tmp_path: Path) -> None:
-    paths = []
-    for number, words in enumerate(("one", "two")):
-        data = datasets.Dataset.from_dict({"text": [f"{words} text"]})
-        data.save_to_disk(tmp_path / str(number) / "mine")
-        made = loader(tmp_path / str(number) / "mine", tmp_path, tokenizer_fn=TensorDictTokenizer)
-        made.load()
-        paths.append(made.path)
-    assert paths[0] != paths[1]
+    places = [tmp_path / words / "mine" for words in ("one", "two")]
+    for place in places:
+        datasets.Dataset.from_dict({"text": [f"{place.parent.name} text"]}).save_to_disk(place)
+    one, two = (cache(place, tmp_path, tokenizer_fn=TensorDictTokenizer) for place in places)
+    assert one != two
 
 
 def test_a_hook_changes_the_text(saved: Path, tmp_path: Path) -> None:
@@ -232,25 +226,15 @@ def test_a_split_without_rows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_failure_in_between_leaves_nothing(saved: Path, tmp_path: Path) -> None:
-    class Failing(PromptTensorDictTokenizer):
-        def columns(self, sample: Any) -> Any:
-            raise RuntimeError("no")
-
-    class Uneven(TensorDictTokenizer):
-        def columns(self, sample: Any) -> Any:
-            raise MissingKeyError("no")
-
-    for kind in (Failing, Uneven):
-        with pytest.raises((RuntimeError, KeyError), match="no"):
-            loader(saved, tmp_path, tokenizer_fn=kind).load()
+    for kind, error in ((PromptTensorDictTokenizer, RuntimeError), (TensorDictTokenizer, MissingKeyError)):
+        failing = type("Failing", (kind,), {"columns": mock.Mock(side_effect=error("no"))})
+        with pytest.raises(error, match="no"):
+            loader(saved, tmp_path, tokenizer_fn=failing).load()
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_damaged_cache_is_refused(saved: Path, tmp_path: Path) -> None:
-    made = loader(saved, tmp_path)
-    made.load()
-    assert made.path is not None
-    file = made.path / "input_ids.memmap"
+    file = cache(saved, tmp_path) / "input_ids.memmap"
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(UsageError, match="is damaged"):
         loader(saved, tmp_path).load()
@@ -405,8 +389,10 @@ GIVEN = Path(__file__).parents[2] / "data/hf_rlhf/tldr_batch/_tensordict"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("root")
+def source(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The arguments that name the dataset on this disk and its tokenizer."""
+    root = tmp_path_factory.mktemp("root")
+    return {"dataset_name": saved, "root_dir": root, "from_disk": True, "tokenizer": tiny_tokenizer()}
 
 
 def test_a_batch_of_torchrl_is_prompts_of_ours() -> None:
@@ -439,13 +425,11 @@ def test_tensorclasses_index_stack_and_move_as_one() -> None:
     assert joined.to("cpu").chosen_data.end_scores is None
 
 
-def test_every_row_comes_once_an_epoch(saved: Path, root: Path) -> None:
-    data = PromptData.from_dataset("train", saved, SHORT, root, from_disk=True, tokenizer=tiny_tokenizer())
+def test_every_row_comes_once_an_epoch(source: dict[str, Any]) -> None:
+    data = PromptData.from_dataset("train", max_length=SHORT, **source)
     rows = {tuple(row) for row in data.input_ids.tolist()}
     assert len(rows) == len(data)
-    loader = get_dataloader(
-        10, SHORT, PromptData, "cpu", saved, infinite=False, root_dir=root, from_disk=True, tokenizer=tiny_tokenizer()
-    )
+    loader = get_dataloader(10, SHORT, PromptData, "cpu", infinite=False, **source)
     for _ in range(2):
         batches = list(loader)
         assert len(batches) == len(data) // 10
@@ -454,29 +438,25 @@ def test_every_row_comes_once_an_epoch(saved: Path, root: Path) -> None:
         assert set(drawn) <= rows
 
 
-def test_endless_batches_are_of_the_class_on_the_device(saved: Path, root: Path) -> None:
-    batches = get_dataloader(
-        8, SHORT, PromptData, torch.device("cpu"), saved, prefetch=2, split="valid", root_dir=root, from_disk=True,
-        tokenizer=tiny_tokenizer(),
-    )  # fmt: skip
+def test_endless_batches_are_of_the_class_on_the_device(source: dict[str, Any]) -> None:
+    batches = get_dataloader(8, SHORT, PromptData, torch.device("cpu"), prefetch=2, split="valid", **source)
     drawn = list(itertools.islice(batches, 15))
     assert {(type(batch), batch.batch_size, batch.device) for batch in drawn} == {
         (PromptData, torch.Size([8]), torch.device("cpu"))
     }
     drawn[0].input_ids.zero_()
-    stored = PromptData.from_dataset("valid", saved, SHORT, root, from_disk=True, tokenizer=tiny_tokenizer())
+    stored = PromptData.from_dataset("valid", max_length=SHORT, **source)
     assert stored.input_ids.sum(1).min() > 0
 
 
-def test_prompts_have_a_shorter_call(saved: Path, root: Path) -> None:
-    options = {"split": "valid", "root_dir": root, "from_disk": True, "tokenizer": tiny_tokenizer()}
-    batch = next(get_prompt_dataloader_tldr(8, SHORT, "cpu", dataset_name=saved, **options))
+def test_prompts_have_a_shorter_call(source: dict[str, Any]) -> None:
+    batch = next(get_prompt_dataloader_tldr(8, SHORT, "cpu", split="valid", **source))
     assert (type(batch), batch.input_ids.shape) == (PromptData, (8, SHORT))
 
 
-def test_a_batch_larger_than_the_dataset_is_refused(saved: Path, root: Path) -> None:
+def test_a_batch_larger_than_the_dataset_is_refused(source: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="batch_size is 1,000, and the dataset has"):
-        get_dataloader(1000, SHORT, PromptData, "cpu", saved, root_dir=root, from_disk=True, tokenizer=tiny_tokenizer())
+        get_dataloader(1000, SHORT, PromptData, "cpu", **source)
 
 
 def test_a_class_without_a_dataset_is_refused() -> None:
@@ -493,12 +473,3 @@ def test_an_infinite_iterator_begins_again() -> None:
     assert next(once) == 1
     with pytest.raises(UsageError, match="only once"):
         next(once)
-
-
-def test_the_names_are_at_the_top() -> None:
-    names = (
-        "AdaptiveKLController", "ConstantKLController", "PairwiseDataset", "PromptData", "PromptTensorDictTokenizer",
-        "RewardData", "RolloutFromModel", "TensorDictTokenizer", "TokenizedDatasetLoader", "create_infinite_iterator",
-        "get_dataloader",
-    )  # fmt: skip
-    assert all(getattr(rbtool, name).__name__ == name for name in names)
