@@ -51,6 +51,12 @@ def rows(batches: Any) -> list[list[int]]:
     return [batch["index"].flatten().tolist() for batch in batches]
 
 
+def epochs(path: Any, count: int, *arguments: Any, **options: Any) -> list[list[dict[Any, Any]]]:
+    """The batches of the first epochs of a torch dataset, to be compared."""
+    dataset = opened(path, *arguments, **options)
+    return [contents(dataset) for _ in range(count)]
+
+
 class Fails:
     """Changes the rows, and fails with the second batch that a process makes, and every third one, or so, after it."""
 

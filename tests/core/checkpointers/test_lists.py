@@ -1,3 +1,5 @@
+"""Checkpoints of lists of objects, plain and compressed: every item comes back, and bad input is refused."""
+
 from __future__ import annotations
 
 import json
@@ -5,17 +7,17 @@ import math
 import os
 import pickle
 import shutil
-import sys
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from damage import without_digests
-from hypothesis import given, settings
+from damage import flip, without_digests
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict, lazy_stack, tensorclass
 
@@ -80,7 +82,7 @@ def test_section_4_6_lists_are_saved_instead_of_refused(tmp_path: Path) -> None:
     assert [type(item) for item in found] == [type(item) for item in items]
 
 
-def test_tensordicts_keep_all_they_have(tmp_path: Path) -> None:
+def test_tensordicts_keep_batch_sizes_names_and_devices(tmp_path: Path) -> None:
     lazy = LazyStackedTensorDict(TensorDict({"u": torch.ones(1)}), TensorDict({"u": torch.ones(2)}), stack_dim=0)
     found, stacked = there_and_back(filled(nested(), lazy), tmp_path / "storage")[:]
     assert (found.batch_size, found["n"].batch_size, found.names, found.device.type) == ((3,), (3,), ["time"], "cpu")
@@ -89,7 +91,7 @@ def test_tensordicts_keep_all_they_have(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [LazyStackStorage, CompressedListStorage])
-def test_storages_derived_from_lists(kind: type[ListStorage], tmp_path: Path) -> None:
+def test_storages_derived_from_lists_can_be_saved_as_lists(kind: type[ListStorage], tmp_path: Path) -> None:
     storage = kind(5)
     storage.checkpointer = ListStorageCheckpointer()
     storage.set(range(2), [TensorDict({"a": torch.full((n,), n)}, [n]) for n in (1, 2)])
@@ -101,13 +103,13 @@ def test_storages_derived_from_lists(kind: type[ListStorage], tmp_path: Path) ->
 
 
 @each_kind
-def test_keys_with_dots_and_no_items_come_back(kind: type[ListStorage], tmp_path: Path) -> None:
+def test_keys_with_dots_and_empty_lists_come_back(kind: type[ListStorage], tmp_path: Path) -> None:
     item = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}}
     assert repr(there_and_back(filled(item, kind=kind), tmp_path / "storage")[0]) == repr(item)
     assert there_and_back(filled(kind=kind), tmp_path / "storage")[:] == []
 
 
-def test_what_was_loaded_can_be_written_and_follows_the_device(tmp_path: Path) -> None:
+def test_loaded_items_are_writable_and_on_the_device_of_the_storage(tmp_path: Path) -> None:
     filled(torch.zeros(3), torch.ones(2)).dumps(tmp_path / "storage")
     other = ListStorage(3)
     other.loads(tmp_path / "storage")
@@ -118,7 +120,7 @@ def test_what_was_loaded_can_be_written_and_follows_the_device(tmp_path: Path) -
     assert there[0].device.type == "meta"
 
 
-def test_alike_items_are_described_once(tmp_path: Path) -> None:
+def test_items_of_the_same_kind_are_described_once(tmp_path: Path) -> None:
     filled(*(torch.tensor(n) for n in range(20))).dumps(tmp_path / "storage")
     document = json.loads((tmp_path / "storage/items.json").read_text())
     assert (len(document["kinds"]), document["items"]) == (1, [0] * 20)
@@ -141,7 +143,6 @@ ITEMS = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(ITEMS, max_size=5))
 def test_any_nest_comes_back(tmp_path_factory: pytest.TempPathFactory, items: list[object]) -> None:
     path = tmp_path_factory.mktemp("nests") / "storage"
@@ -149,12 +150,6 @@ def test_any_nest_comes_back(tmp_path_factory: pytest.TempPathFactory, items: li
 
 
 # What cannot be saved ------------------------------------------------------------------------------------
-
-
-def holds_itself() -> list[object]:
-    item: list[object] = []
-    item.append(item)
-    return item
 
 
 class _Vector:
@@ -175,16 +170,23 @@ def test_tensorclasses_come_back_with_entries_that_only_some_of_a_stack_have(
         assert (type(found), found[0].text, found[0].more, found[1].more.tolist()) == (Note, "x", None, [1, 1])
 
 
-@pytest.mark.parametrize("name", [f"{__name__}:_Vector", "os:system", "nowhere:Thing", "os.path"])
-def test_only_imported_tensorclasses_are_made_from_a_file(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("item", "change", "message"),
+    [
+        *(
+            (Step(torch.zeros(2), batch_size=[2]), {"class": name}, "not imported")
+            for name in (f"{__name__}:_Vector", "os:system", "nowhere:Thing", "os.path")
+        ),
+        (LazyStackedTensorDict(TensorDict({}, [])), {"stack_dim": 9}, "row 0 of .* contradicts itself"),
+    ],
+)
+def test_a_changed_description_of_an_item_is_refused(item: object, change: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "storage"
-    filled(Step(torch.zeros(2), batch_size=[2])).dumps(path)
-    without_digests(path)
+    filled(item).dumps(path)
     document = json.loads((path / "items.json").read_text())
-    document["kinds"][0]["class"] = name
+    document["kinds"][0] |= change
     (path / "items.json").write_text(json.dumps(document))
-    with pytest.raises(SchemaError, match="not imported"):
-        filled().loads(path)
+    refuses(path, ValueError if "stack_dim" in change else SchemaError, message)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,9 @@ def test_only_imported_tensorclasses_are_made_from_a_file(name: str, tmp_path: P
         (b"bytes", "row 1: a bytes cannot be written"),
     ],
 )
-def test_what_would_take_a_pickle_is_refused_before_anything_is_written(item: object, message: str, tmp_path) -> None:
+def test_items_that_only_a_pickle_could_hold_are_refused_before_anything_is_written(
+    item: object, message: str, tmp_path
+) -> None:
     path = tmp_path / "storage"
     filled("old").dumps(path)
     with pytest.raises(SchemaError, match=message):
@@ -211,9 +215,11 @@ def test_what_would_take_a_pickle_is_refused_before_anything_is_written(item: ob
     assert other[:] == ["old"]
 
 
-def test_a_list_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+def test_a_list_that_holds_itself_and_a_storage_of_tensors_are_refused(tmp_path: Path) -> None:
+    item: list[object] = []
+    item.append(item)
     with pytest.raises(SchemaError, match="row 0 holds itself, or is nested too deeply"):
-        filled(holds_itself()).dumps(tmp_path / "storage")
+        filled(item).dumps(tmp_path / "storage")
     assert entries(tmp_path) == []
     with pytest.raises(UsageError, match="saves lists of objects, found a TensorStorage"):
         ListStorageCheckpointer().dumps(TensorStorage(torch.zeros(3)), tmp_path / "storage")
@@ -223,7 +229,7 @@ def test_a_list_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["precious.txt", "items.json/x.txt"])
-def test_what_is_no_checkpoint_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_checkpoint_is_left_alone(name: str, tmp_path: Path) -> None:
     path = tmp_path / "storage"
     (path / name).parent.mkdir(parents=True)
     (path / name).write_text("mine")
@@ -232,7 +238,7 @@ def test_what_is_no_checkpoint_is_left_alone(name: str, tmp_path: Path) -> None:
     assert (path / name).read_text() == "mine"
 
 
-def test_a_file_of_somebody_else_in_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
+def test_another_file_in_a_checkpoint_is_not_lost(tmp_path: Path) -> None:
     filled("x").dumps(tmp_path / "storage")
     (tmp_path / "storage/notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes.txt is not part of the checkpoint"):
@@ -248,58 +254,11 @@ def test_an_empty_folder_and_a_checkpoint_of_another_class_are_replaced(tmp_path
     assert entries(path) == [".rbtool", "items.json", "items.memmap"]
 
 
-class Stopped(BaseException):
-    """Stands for a power cut."""
-
-
-HOOKED: list[Callable[[str], None]] = []
-sys.addaudithook(lambda event, args: [hook(args[0]) for hook in HOOKED] if event == "rbtool.fs" else None)
-
-
-def stop_at(number: int, act: Callable[[], None]) -> bool:
-    """Run `act`, raising at its n-th announced operation; tell whether it got that far."""
-    seen = []
-
-    def count(operation: str) -> None:
-        seen.append(operation)
-        if len(seen) == number:
-            raise Stopped
-
-    HOOKED.append(count)
-    try:
-        act()
-    except Stopped:
-        return True
-    finally:
-        HOOKED.clear()
-    return False
-
-
-@pytest.mark.slow
-@each_kind
-def test_the_old_one_or_the_new_one_at_every_instant(kind: type[ListStorage], tmp_path: Path) -> None:
-    old, new, path = kind(2), kind(3), tmp_path / "storage"
-    old.set(0, torch.zeros(2))
-    new.set(range(3), torch.ones(3, 4))
-    old.dumps(path)
-    number, seen = 1, set()
-    while stop_at(number, lambda: new.dumps(path)):
-        other = kind(3)
-        other.loads(path)
-        seen.add(tuple(tuple(item.tolist()) for item in other))
-        if len(other) == 3:
-            old.dumps(path)
-        number += 1
-    assert seen == {((0, 0),), ((1, 1, 1, 1),) * 3}
-    assert number > 10
-    assert entries(tmp_path) == ["storage"]
-
-
 # Hooks ---------------------------------------------------------------------------------------------------
 
 
 @each_kind
-def test_hooks_are_given_the_list(kind: type[ListStorage], tmp_path: Path) -> None:
+def test_hooks_get_the_list(kind: type[ListStorage], tmp_path: Path) -> None:
     storage, other, seen = kind(5), kind(5), []
     storage.set(range(2), ["a", "b"])
     storage.register_save_hook(lambda items, path: [*items, Path(path).name])
@@ -342,10 +301,9 @@ def refuses(path: Path, error: type[Exception], message: str, kind: type[ListSto
     assert storage[:] == ["kept"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "other"), [(ListStorage, CompressedListStorage), (CompressedListStorage, ListStorage)]
-)
-def test_a_missing_or_foreign_checkpoint_is_refused(kind: Any, other: Any, tmp_path: Path) -> None:
+@each_kind
+def test_a_missing_or_foreign_checkpoint_is_refused(kind: Any, tmp_path: Path) -> None:
+    other = CompressedListStorage if kind is ListStorage else ListStorage
     refuses(tmp_path / "absent", DatasetNotFoundError, "not found, expected", kind)
     if kind is ListStorage:
         refuses(tmp_path, FormatError, r"lacks the items\.json that a ListStorageCheckpointer writes")
@@ -354,29 +312,25 @@ def test_a_missing_or_foreign_checkpoint_is_refused(kind: Any, other: Any, tmp_p
     refuses(tmp_path / "storage", FormatError, message, kind)
 
 
-@pytest.mark.parametrize("size", [0, 10, 69, 71])
-def test_a_cut_file(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        *(
+            (partial(os.truncate, length=size), f"has {size} bytes, expected 70: it was cut")
+            for size in (0, 10, 69, 71)
+        ),
+        (partial(flip, at=30), "does not hold the bytes that were saved"),
+        (Path.unlink, "is missing, expected 70 bytes"),
+    ],
+)
+def test_a_damaged_file_is_refused(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
-    os.truncate(path / "items.memmap", size)
-    refuses(path, CorruptDataError, rf"items.memmap has {size} bytes, expected 70: it was cut or overwritten")
-
-
-def test_changed_bytes(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    data = bytearray((path / "items.memmap").read_bytes())
-    data[30] ^= 1
-    (path / "items.memmap").write_bytes(data)
-    refuses(path, CorruptDataError, "items.memmap does not hold the bytes that were saved")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    (path / "items.memmap").unlink()
-    refuses(path, CorruptDataError, r"items.memmap is missing, expected 70 bytes")
+    damage(path / "items.memmap")
+    refuses(path, CorruptDataError, f"items.memmap {message}")
 
 
 @each_kind
-def test_more_than_there_is_room_for(kind: type[ListStorage], tmp_path: Path) -> None:
+def test_more_items_than_there_is_room_for_are_refused(kind: type[ListStorage], tmp_path: Path) -> None:
     filled(*"abcd", kind=kind).dumps(tmp_path / "storage")
     refuses(tmp_path / "storage", SchemaError, "holds 4 objects; this storage has room for 3", kind)
 
@@ -416,7 +370,7 @@ TENSOR = {"type": "tensor", "dtype": "torch.float32", "shape": [2]}
         ({"kinds": [{"type": "other", "value": {"__type__": "torch.device", "value": "x"}}]}, "is not a valid"),
     ],
 )  # fmt: skip
-def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_hostile_descriptions_are_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
     path = tmp_path / "storage"
     filled(torch.zeros(2)).dumps(path)
     document = json.loads((path / "items.json").read_text()) | change
@@ -429,30 +383,13 @@ def test_hostile_descriptions(change: dict[str, object], message: str, tmp_path:
     [
         ("{", "is not JSON"), ("\ufeff1", "is not JSON"), ("[1]", "does not describe a list"),
         ("[" * 10**5, "nests deeper than 100 levels"), ("9" * 10**5, "is not JSON"),
+        ('{"kinds":[' + '{"type":"list","items":[' * 450 + "]}" * 450 + "]}", "nests deeper than 100 levels"),
     ],
 )  # fmt: skip
-def test_what_is_no_description(text: str, message: str, tmp_path: Path) -> None:
+def test_documents_that_describe_no_list_are_refused(text: str, message: str, tmp_path: Path) -> None:
     path = saved(tmp_path)
     (path / "items.json").write_text(text)
     refuses(path, FormatError, message)
-
-
-def test_descriptions_nested_without_end(tmp_path: Path) -> None:
-    path = tmp_path / "storage"
-    filled(torch.zeros(2)).dumps(path)
-    deep = '{"type":"list","items":[' * 450 + json.dumps(TENSOR) + "]}" * 450
-    document = '{"format":"rbtool list","format_version":1,"bytes":8,"items":[0],"kinds":[%s]}'
-    (path / "items.json").write_text(document % deep)
-    refuses(path, FormatError, "nests deeper than 100 levels")
-
-
-def test_a_stack_along_a_dimension_that_is_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "storage"
-    filled(LazyStackedTensorDict(TensorDict({}, []))).dumps(path)
-    document = json.loads((path / "items.json").read_text())
-    document["kinds"][0]["stack_dim"] = 9
-    (path / "items.json").write_text(json.dumps(document))
-    refuses(path, FormatError, "row 0 of .* contradicts itself")
 
 
 @each_kind
@@ -503,7 +440,7 @@ def test_what_torchrl_wrote_is_read_bit_for_bit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_torchrl_wrote_goes_on_under_our_codec(name: str, tmp_path: Path) -> None:
+def test_items_that_torchrl_wrote_are_saved_again_beside_new_ones(name: str, tmp_path: Path) -> None:
     storage = CompressedListStorage(20)
     storage.loads(CASES / name / "checkpoint" / "storage")
     storage.set(len(storage), storage[0])
@@ -515,7 +452,7 @@ def test_what_torchrl_wrote_goes_on_under_our_codec(name: str, tmp_path: Path) -
     assert '"zstd"' in codecs
 
 
-def test_a_custom_function_reads_what_records_no_codec() -> None:
+def test_a_custom_function_reads_items_without_a_codec() -> None:
     storage = CompressedListStorage(
         12, compression_fn=lambda tensor: tensor, decompression_fn=lambda data, about: (len(data), about["shape"])
     )
@@ -551,7 +488,7 @@ def test_torchrl_reads_ours(items: list[object], tmp_path: Path) -> None:
 # Ours ----------------------------------------------------------------------------------------------------
 
 
-def test_the_checkpointer_belongs_to_its_storage() -> None:
+def test_the_checkpointer_of_compressed_lists_refuses_plain_ones() -> None:
     assert type(CompressedListStorage(3).checkpointer) is CompressedListStorageCheckpointer
     with pytest.raises(UsageError, match="saves a CompressedListStorage, found a ListStorage"):
         CompressedListStorageCheckpointer().loads(ListStorage(3), "anywhere")
@@ -574,7 +511,7 @@ def test_sharp_edge_6_the_codec_is_recorded(tmp_path: Path) -> None:
     assert other[0].tolist() == [0, 0]
 
 
-def test_every_kind_of_item_comes_back(tmp_path: Path) -> None:
+def test_every_kind_of_compressed_item_comes_back(tmp_path: Path) -> None:
     lazy = LazyStackedTensorDict(TensorDict({"u": torch.ones(1)}), TensorDict({"u": torch.ones(2)}))
     items = [{"a": (torch.ones(2), [1, None])}, np.arange(3), np.float32(4), "text", None, torch.zeros(0), {}, []]
     found = there_and_back(compressed(lazy, *items), tmp_path / "storage")
@@ -597,15 +534,13 @@ def test_nothing_is_decompressed_to_be_saved(tmp_path: Path, monkeypatch: pytest
     assert there_and_back(storage, tmp_path / "storage").bytes() == storage.bytes()
 
 
-def by_halves(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.half().view(torch.uint8).reshape(-1)
+def test_custom_functions_are_needed_to_load_what_they_compressed(tmp_path: Path) -> None:
+    def by_halves(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.half().view(torch.uint8).reshape(-1)
 
+    def undo_halves(data: torch.Tensor, about: dict[str, Any]) -> torch.Tensor:
+        return data.view(torch.float16).to(about["dtype"]).reshape(about["shape"])
 
-def undo_halves(data: torch.Tensor, about: dict) -> torch.Tensor:
-    return data.view(torch.float16).to(about["dtype"]).reshape(about["shape"])
-
-
-def test_custom_functions_are_named_custom(tmp_path: Path) -> None:
     storage = compressed(torch.ones(2, 3), torch.zeros(0), compression_fn=by_halves, decompression_fn=undo_halves)
     found = there_and_back(storage, tmp_path / "storage", decompression_fn=undo_halves)
     assert [item.tolist() for item in found] == [[[1, 1, 1], [1, 1, 1]], []]
@@ -614,22 +549,22 @@ def test_custom_functions_are_named_custom(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "error", "message"),
+    ("item", "message"),
     [
-        (object(), SchemaError, "row 1: a object cannot be written"),
-        ({1: 2}, SchemaError, "row 1: 1 is a key of a dict"),
-        ({"x": {"y": torch.zeros(1)}, "x.memmap": torch.zeros(1)}, None, ""),
-        ({"x": torch.zeros(1), "x.memmap": {"y": torch.zeros(1)}}, SchemaError, "need the same file"),
+        (object(), "row 1: a object cannot be written"),
+        ({1: 2}, "row 1: 1 is a key of a dict"),
+        ({"x": torch.zeros(1), "x.memmap": {"y": torch.zeros(1)}}, "need the same file"),
     ],
 )
-def test_what_cannot_be_saved(item: object, error: type[Exception] | None, message: str, tmp_path: Path) -> None:
+def test_a_compressed_item_that_cannot_be_saved_leaves_the_old_checkpoint(
+    item: object, message: str, tmp_path: Path
+) -> None:
     compressed("old").dumps(tmp_path / "storage")
-    if error is None:
-        assert repr(there_and_back(compressed("x", item), tmp_path / "storage")[1]) == repr(item)
-        return
-    with pytest.raises(error, match=message):
+    with pytest.raises(SchemaError, match=message):
         compressed("x", item).dumps(tmp_path / "storage")
     assert entries(tmp_path) == ["storage"]
+    allowed = {"x": {"y": torch.zeros(1)}, "x.memmap": torch.zeros(1)}
+    assert repr(there_and_back(compressed("x", allowed), tmp_path / "storage")[1]) == repr(allowed)
 
 
 # What cannot be loaded -----------------------------------------------------------------------------------
@@ -642,29 +577,28 @@ def saved_compressed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "data_indices.json"])
-def test_a_missing_description(name: str, tmp_path: Path) -> None:
+def test_a_missing_description_is_refused(name: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / name).unlink()
     refuses(path, FileNotFoundError, f"lacks the {name} that a Compressed", CompressedListStorage)
 
 
 @pytest.mark.parametrize("leaf", ["0/a.memmap", "0/n/b.memmap", "1/data.memmap"])
-@pytest.mark.parametrize("change", ["cut", "longer", "missing"])
-def test_sharp_edge_8_files_of_a_wrong_size(leaf: str, change: str, tmp_path: Path) -> None:
-    file = saved_compressed(tmp_path) / "compressed_data" / leaf
+@pytest.mark.parametrize("change", [-1, 1, None])
+def test_sharp_edge_8_files_of_a_wrong_size(leaf: str, change: int | None, tmp_path: Path) -> None:
+    path = saved_compressed(tmp_path)
+    file = path / "compressed_data" / leaf
     size = file.stat().st_size
-    if change == "missing":
+    if change is None:
         file.unlink()
     else:
-        os.truncate(file, size + {"cut": -1, "longer": 1}[change])
-    message = (
-        f"is missing, expected {size} bytes" if change == "missing" else f"expected {size}: it was cut or overwritten"
-    )
-    refuses(file.parents[leaf.count("/") + 1], CorruptDataError, message, CompressedListStorage)
+        os.truncate(file, size + change)
+    message = f"is missing, expected {size} bytes" if change is None else f"expected {size}: it was cut or overwritten"
+    refuses(path, CorruptDataError, message, CompressedListStorage)
 
 
 @pytest.mark.parametrize("name", ["", "/1", "/0/n", "/0/meta.json"])
-def test_missing_data(name: str, tmp_path: Path) -> None:
+def test_missing_data_are_refused(name: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     gone = path / f"compressed_data{name}"
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
@@ -686,7 +620,7 @@ def test_missing_data(name: str, tmp_path: Path) -> None:
         ([1, 0], "does not describe a tensor 'a'"),
     ],
 )
-def test_hostile_indices(indices: object, message: str, tmp_path: Path) -> None:
+def test_hostile_indices_are_refused(indices: object, message: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / "data_indices.json").write_text(json.dumps(indices))
     refuses(path, ValueError, message, CompressedListStorage)
@@ -712,7 +646,9 @@ def tagged(kind: str, value: object) -> dict[str, object]:
         ({"codec": "custom"}, "has no decompression_fn"),
     ],
 )
-def test_compressed_hostile_descriptions(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_hostile_descriptions_of_compressed_items_are_refused(
+    change: dict[str, object], message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "storage"
     compressed(torch.zeros(2)).dumps(path)
     (about,) = json.loads((path / "metadata.json").read_text())
@@ -726,21 +662,18 @@ def test_compressed_hostile_descriptions(change: dict[str, object], message: str
         ("metadata.json", "{", "is not JSON"),
         ("metadata.json", "[" * 10**5, "nests deeper than 100 levels"),
         ("data_indices.json", "5", "must be lists"),
-        ("compressed_data/1/meta.json", "[]", "does not describe a tensor 'data'"),
-        ("compressed_data/1/meta.json", '{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "does not describe a tensor"),
-        (
-            "compressed_data/1/meta.json",
-            '{"data":{"shape":5,"dtype":"torch.uint8"}}',
-            "does not describe a tensor",
-        ),
-        (
-            "compressed_data/1/meta.json",
-            '{"data":{"shape":[21],"dtype":"torch.int8"}}',
-            "expected a byte vector",
+        *(
+            ("compressed_data/1/meta.json", text, message)
+            for text, message in (
+                ("[]", "does not describe a tensor 'data'"),
+                ('{"data":{"shape":[-4],"dtype":"torch.uint8"}}', "does not describe a tensor"),
+                ('{"data":{"shape":5,"dtype":"torch.uint8"}}', "does not describe a tensor"),
+                ('{"data":{"shape":[21],"dtype":"torch.int8"}}', "expected a byte vector"),
+            )
         ),
     ],
 )
-def test_hostile_files(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_hostile_files_are_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     (path / name).write_text(text)
     refuses(path, ValueError, message, CompressedListStorage)
@@ -749,9 +682,7 @@ def test_hostile_files(name: str, text: str, message: str, tmp_path: Path) -> No
 def test_changed_bytes_are_found_at_once_or_without_digests_when_read(tmp_path: Path) -> None:
     path = saved_compressed(tmp_path)
     file = path / "compressed_data/0/a.memmap"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    file.write_bytes(data)
+    flip(file, file.stat().st_size // 2)
     storage = CompressedListStorage(3)
     with pytest.raises(CorruptDataError, match="does not hold the bytes that were saved"):
         storage.loads(path)

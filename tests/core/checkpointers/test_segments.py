@@ -23,6 +23,7 @@ from damage import flip
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers import segments
@@ -60,10 +61,21 @@ def steps(count: int = ROWS, first: int = 0) -> TensorDict:
     return TensorDict({"a": numbers, "next": {"b": torch.stack([numbers, -numbers], -1).double(), "c": flags}}, [count])
 
 
-def ring(kind: Callable[..., Any] = LazyTensorStorage, rows: int = ROWS, **options: Any) -> ReplayBuffer:
-    buffer = ReplayBuffer(storage=kind(ROWS, **options))
+def ring(kind: Callable[..., Any] = LazyTensorStorage, rows: int = ROWS, capacity: int = ROWS) -> ReplayBuffer:
+    buffer = ReplayBuffer(storage=kind(capacity))
     buffer.extend(steps(rows))
     return buffer
+
+
+def loaded(path: Path, capacity: int = ROWS, kind: Callable[..., Any] = LazyTensorStorage, **options: Any) -> Any:
+    buffer = ReplayBuffer(storage=kind(capacity))
+    buffer.loads(path, **options)
+    return buffer
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "saved"
 
 
 def inodes(path: Path) -> dict[int, int]:
@@ -95,10 +107,9 @@ def rows_of(source: Any) -> list[Any]:
     return [(str(key), leaf.dtype, leaf.tolist() if small else leaf.numpy().tobytes()) for key, leaf in found]
 
 
-def content(path: Path) -> list[Any]:
-    other = ReplayBuffer(storage=LazyTensorStorage(ROWS))
-    other.loads(path)
-    return rows_of(other)
+def require_saved(buffer: ReplayBuffer, path: Path) -> None:
+    """The checkpoint holds the rows of the buffer."""
+    assert rows_of(loaded(path)) == rows_of(buffer)
 
 
 def test_blocks_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,40 +121,20 @@ def test_blocks_are_a_power_of_two_rows(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_the_next_dump_writes_the_rows_that_changed(tmp_path: Path, kind: Any) -> None:
-    buffer, path = ring(kind), tmp_path / "saved"
+def test_the_next_dump_writes_the_rows_that_changed(path: Path, kind: Any) -> None:
+    buffer = ring(kind)
     buffer.dumps(path)
     assert len(inodes(path)) == 8
     assert shared(path, lambda: buffer.dumps(path)) == list(range(8))
     buffer.extend(steps(11, 100))
     assert shared(path, lambda: buffer.dumps(path)) == list(range(1, 8))
     assert runs(path)[8] == [[0, 11]]
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
     buffer.storage[torch.tensor([30, 27])] = steps(2, 300)
     assert shared(path, lambda: buffer.dumps(path)) == [1, 2, 4, 5, 6, 7, 8]
     assert runs(path)[9] == [[24, 32]]  # a whole block: the rows are here and there
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
     assert not any(file.stat().st_mode & 0o222 for file in (path / "storage").glob("segment-*"))
-
-
-def view(buffer: ReplayBuffer) -> None:
-    buffer.storage[3:5]["a"].fill_(7)
-
-
-def array(buffer: ReplayBuffer) -> None:
-    buffer.storage[40]["next", "b"].numpy()[0] = 9
-
-
-def zero_dimensions(buffer: ReplayBuffer) -> None:
-    buffer.storage[torch.tensor(33)]["a"].fill_(12)
-
-
-def contents(buffer: ReplayBuffer) -> None:
-    buffer.storage.contents["a"][1] = 7
-
-
-def state(buffer: ReplayBuffer) -> None:
-    buffer.storage.state_dict()["_storage"]["a"][2] = 7
 
 
 DEEDS: dict[str, Callable[[ReplayBuffer], Any]] = {
@@ -157,52 +148,52 @@ DEEDS: dict[str, Callable[[ReplayBuffer], Any]] = {
     "empty": lambda buffer: (buffer.empty(), buffer.extend(steps(3, 9))),
     "shorter": lambda buffer: buffer.storage.set_length(20),
     "state loaded": lambda buffer: buffer.storage.load_state_dict(ring().storage.state_dict()),
-    "a view": view,
-    "an array": array,
-    "a row by a tensor": zero_dimensions,
-    "the contents": contents,
-    "the state": state,
+    "a view": lambda buffer: buffer.storage[3:5]["a"].fill_(7),
+    "an array": lambda buffer: buffer.storage[40]["next", "b"].numpy().fill(9),
+    "a row by a tensor": lambda buffer: buffer.storage[torch.tensor(33)]["a"].fill_(12),
+    "the contents": lambda buffer: buffer.storage.contents["a"][1].fill_(7),
+    "the state": lambda buffer: buffer.storage.state_dict()["_storage"]["a"][2].fill_(7),
 }
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
 @pytest.mark.parametrize("deed", DEEDS)
-def test_no_change_is_missed(tmp_path: Path, kind: Any, deed: str) -> None:
+def test_every_change_is_saved(path: Path, kind: Any, deed: str) -> None:
     if deed == "new entry" and kind is LazyMemmapStorage:
         deed = "row"
-    buffer, path = ring(kind), tmp_path / "saved"
+    buffer = ring(kind)
     buffer.dumps(path)
     for _ in range(2):
         DEEDS[deed](buffer)
         buffer.dumps(path)
-        assert content(path) == rows_of(buffer)
+        require_saved(buffer, path)
 
 
-def test_a_reference_is_good_for_edits_after_any_number_of_dumps(tmp_path: Path) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_a_reference_is_good_for_edits_after_any_number_of_dumps(path: Path) -> None:
+    buffer = ring()
     held = buffer.storage[:]
     for number in range(3):
         buffer.dumps(path)
         held["a"][9 * number] = -1 - number
         assert len(shared(path, lambda: buffer.dumps(path))) == 7
-        assert content(path) == rows_of(buffer)
+        require_saved(buffer, path)
 
 
-def test_given_memory_is_compared(tmp_path: Path) -> None:
+def test_memory_that_was_given_is_compared(path: Path) -> None:
     data = steps()
-    buffer, path = ReplayBuffer(storage=TensorStorage(data)), tmp_path / "saved"
+    buffer = ReplayBuffer(storage=TensorStorage(data))
     buffer.dumps(path)
     data["next", "b"][13] = 5
     assert shared(path, lambda: buffer.dumps(path)) == [0, 2, 3, 4, 5, 6, 7]
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
-def test_files_that_others_may_open_are_compared(tmp_path: Path) -> None:
-    buffer, path = ring(LazyMemmapStorage, scratch_dir=tmp_path / "maps"), tmp_path / "saved"
+def test_files_that_others_may_open_are_compared(tmp_path: Path, path: Path) -> None:
+    buffer = ring(partial(LazyMemmapStorage, scratch_dir=tmp_path / "maps"))
     buffer.dumps(path)
     TensorDict.load_memmap(tmp_path / "maps")["a"][20] = 5
     assert len(shared(path, lambda: buffer.dumps(path))) == 7
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
 def write_elsewhere(buffer: ReplayBuffer) -> None:
@@ -210,24 +201,28 @@ def write_elsewhere(buffer: ReplayBuffer) -> None:
     buffer.storage[8:9]["a"].fill_(1)
 
 
-@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_writes_of_other_processes_are_seen(tmp_path: Path, start: str) -> None:
-    buffer, path = ring(LazyMemmapStorage), tmp_path / "saved"
-    buffer.dumps(path)
-    process = multiprocessing.get_context(start).Process(target=write_elsewhere, args=(buffer,))
+def run_elsewhere(start: str, target: Callable[[ReplayBuffer], None], buffer: ReplayBuffer) -> None:
+    process = multiprocessing.get_context(start).Process(target=target, args=(buffer,))
     process.start()
-    process.join()
+    process.join(HANG)
     assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_writes_of_other_processes_are_seen(path: Path, start: str) -> None:
+    buffer = ring(LazyMemmapStorage)
     buffer.dumps(path)
-    assert content(path) == rows_of(buffer)
+    run_elsewhere(start, write_elsewhere, buffer)
+    buffer.dumps(path)
+    require_saved(buffer, path)
     assert buffer.storage[8]["a"] == 1
 
 
 # Whose checkpoint it is ----------------------------------------------------------------------------
 
 
-def test_the_checkpoint_of_another_buffer_is_replaced_whole(tmp_path: Path) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_the_checkpoint_of_another_buffer_is_replaced_whole(tmp_path: Path, path: Path) -> None:
+    buffer = ring()
     buffer.dumps(path)
     shutil.copytree(path, tmp_path / "backup")
     other = ring(rows=40)
@@ -238,10 +233,10 @@ def test_the_checkpoint_of_another_buffer_is_replaced_whole(tmp_path: Path) -> N
     shutil.rmtree(path)
     (tmp_path / "backup").rename(path)
     buffer.dumps(path)
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
-def test_two_places_in_turn(tmp_path: Path) -> None:
+def test_two_checkpoints_of_a_buffer_are_kept_up_to_date_independently(tmp_path: Path) -> None:
     buffer, one, other = ring(), tmp_path / "one", tmp_path / "other"
     for path in (one, other):
         buffer.dumps(path)
@@ -250,20 +245,20 @@ def test_two_places_in_turn(tmp_path: Path) -> None:
     assert len(shared(one, lambda: buffer.dumps(one))) == 8
     buffer.extend(steps(3, 200))
     assert len(shared(other, lambda: buffer.dumps(other))) == 8
-    assert content(other) == rows_of(buffer)
+    require_saved(buffer, other)
 
 
-def test_a_copy_of_a_storage_writes_everything(tmp_path: Path) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_a_copy_of_a_storage_writes_everything(path: Path) -> None:
+    buffer = ring()
     buffer.dumps(path)
     copy = pickle.loads(pickle.dumps(buffer))
     copy.extend(steps(5, 90))
     assert shared(path, lambda: copy.dumps(path)) == []
-    assert content(path) == rows_of(copy)
+    require_saved(copy, path)
 
 
-def test_a_dump_that_fails_shares_nothing_wrong_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_a_dump_that_fails_shares_nothing_wrong_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = ring()
     buffer.dumps(path)
     buffer.extend(steps(3, 100))
     with monkeypatch.context() as patched:
@@ -273,12 +268,14 @@ def test_a_dump_that_fails_shares_nothing_wrong_later(tmp_path: Path, monkeypatc
     buffer.extend(steps(3, 200))
     assert len(shared(path, lambda: buffer.dumps(path))) == 8
     assert runs(path)[8] == [[0, 6]]
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP])
-def test_where_there_are_no_links_all_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_everything_is_written_where_files_cannot_be_linked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    buffer = ring()
     buffer.dumps(path)
     buffer.extend(steps(3, 100))
 
@@ -287,12 +284,12 @@ def test_where_there_are_no_links_all_is_written(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "link", refuse)
     assert shared(path, lambda: buffer.dumps(path)) == []
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
 @pytest.mark.parametrize("how", ["writable", "cut", "gone", "a link"])
-def test_only_whole_files_that_nobody_writes_are_shared(tmp_path: Path, how: str) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_only_whole_files_that_nobody_writes_are_shared(tmp_path: Path, path: Path, how: str) -> None:
+    buffer = ring()
     buffer.dumps(path)
     file = path / "storage" / "segment-00003.memmap"
     file.chmod(0o644)
@@ -305,7 +302,7 @@ def test_only_whole_files_that_nobody_writes_are_shared(tmp_path: Path, how: str
     if how == "a link":
         file.unlink()  # a dump refuses links
     assert 3 not in shared(path, lambda: buffer.dumps(path))
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
 # Loading -------------------------------------------------------------------------------------------
@@ -324,36 +321,28 @@ MANY = 40_000
 
 @pytest.mark.usefixtures("mapped")
 @pytest.mark.parametrize("capacity", [MANY, MANY + 1, 3 * MANY])
-def test_mapped_rows_are_edited_in_private(tmp_path: Path, capacity: int) -> None:
-    buffer, path = ReplayBuffer(storage=LazyTensorStorage(MANY)), tmp_path / "saved"
-    buffer.extend(steps(MANY - 7))
+def test_mapped_rows_are_edited_in_private(path: Path, capacity: int) -> None:
+    buffer = ring(rows=MANY - 7, capacity=MANY)
     buffer.dumps(path)
-    other = ReplayBuffer(storage=LazyTensorStorage(capacity))
-    other.loads(path)
+    other = loaded(path, capacity)
     assert str(path / "storage" / "segment-00000.memmap") in Path("/proc/self/maps").read_text()
     assert rows_of(other) == rows_of(buffer)
     other.extend(steps(10, 100))
     assert len(other) == min(capacity, MANY + 3)
-    third = ReplayBuffer(storage=LazyTensorStorage(MANY))
-    third.loads(path, verify=True)
-    assert rows_of(third) == rows_of(buffer)
+    assert rows_of(loaded(path, MANY, verify=True)) == rows_of(buffer)
     assert len(shared(path, lambda: other.dumps(path))) == len(inodes(path)) - 1
-    third = ReplayBuffer(storage=LazyTensorStorage(capacity))
-    third.loads(path, verify=True)
-    assert rows_of(third) == rows_of(other)
+    assert rows_of(loaded(path, capacity, verify=True)) == rows_of(other)
 
 
 @pytest.mark.usefixtures("mapped")
-def test_rows_from_anywhere_on_are_mapped(tmp_path: Path) -> None:
+def test_runs_that_start_within_a_page_are_mapped(path: Path) -> None:
     """Whole pages of a run that starts within one: the rest is copied, and the rows next to it are from other files."""
-    buffer, path = ReplayBuffer(storage=LazyTensorStorage(MANY)), tmp_path / "saved"
-    buffer.extend(steps(MANY + 333))
+    buffer = ring(rows=MANY + 333, capacity=MANY)
     buffer.dumps(path)
     for count in (5001, 20_003):
         buffer.extend(steps(count, 7 * count))
         buffer.dumps(path)
-    other = ReplayBuffer(storage=LazyTensorStorage(MANY))
-    other.loads(path)
+    other = loaded(path, MANY)
     mapped = Path("/proc/self/maps").read_text()
     assert len(inodes(path)) > 2
     assert all(f"{path}/storage/segment-{number:05}.memmap" in mapped for number in inodes(path))
@@ -361,20 +350,19 @@ def test_rows_from_anywhere_on_are_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("mapped")
-def test_damaged_bytes_are_found_on_request(tmp_path: Path) -> None:
-    buffer, path = ReplayBuffer(storage=LazyTensorStorage(MANY)), tmp_path / "saved"
-    buffer.extend(steps(MANY))
+def test_damaged_bytes_are_found_on_request(path: Path) -> None:
+    buffer = ring(rows=MANY, capacity=MANY)
     buffer.dumps(path)
-    (path / "storage" / "segment-00001.memmap").chmod(0o644)
-    flip(path / "storage" / "segment-00001.memmap", 100)
+    file = path / "storage" / "segment-00001.memmap"
+    file.chmod(0o644)
+    flip(file, 100)
     other = ReplayBuffer(storage=LazyTensorStorage(MANY))
     with pytest.raises(CorruptDataError, match=r"segment-00001.memmap does not hold the bytes that were saved"):
         other.loads(path, verify=True)
     assert len(other) == 0
-    memmaps = ReplayBuffer(storage=LazyMemmapStorage(MANY))
     with pytest.raises(CorruptDataError):  # bytes that are copied are verified in any case
-        memmaps.loads(path)
-    os.truncate(path / "storage" / "segment-00001.memmap", 4096)
+        loaded(path, MANY, LazyMemmapStorage)
+    os.truncate(file, 4096)
     with pytest.raises(CorruptDataError, match="4,096 bytes, expected"):
         other.loads(path)
 
@@ -386,25 +374,20 @@ def read_and_write(buffer: ReplayBuffer) -> None:
 
 @pytest.mark.usefixtures("mapped")
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_loaded_rows_are_shared_as_others_are(tmp_path: Path, start: str) -> None:
-    buffer, path = ReplayBuffer(storage=LazyTensorStorage(MANY)), tmp_path / "saved"
-    buffer.extend(steps(MANY))
+def test_loaded_rows_are_shared_as_others_are(path: Path, start: str) -> None:
+    buffer = ring(rows=MANY, capacity=MANY)
     buffer.dumps(path)
-    other = ReplayBuffer(storage=LazyTensorStorage(MANY))
-    other.loads(path)
+    other = loaded(path, MANY)
     other.storage.share()
-    process = multiprocessing.get_context(start).Process(target=read_and_write, args=(other,))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
+    run_elsewhere(start, read_and_write, other)
     assert other.storage[torch.tensor([0, 1, 2])]["a"].tolist() == [900, 901, 2]
     other.dumps(path)
     buffer.loads(path)
     assert rows_of(buffer) == rows_of(other)
 
 
-def test_references_stay_good_where_somebody_has_some(tmp_path: Path) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_a_load_fills_the_memory_that_callers_have_references_to(path: Path) -> None:
+    buffer = ring()
     buffer.dumps(path)
     other = ring()
     held = other.storage[0:4]
@@ -413,19 +396,18 @@ def test_references_stay_good_where_somebody_has_some(tmp_path: Path) -> None:
     assert held["a"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_file_system_of_others_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_are_read_where_they_cannot_be_mapped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "can_map", lambda _: False)
-    buffer, path = ring(rows=50), tmp_path / "saved"
+    buffer = ring(rows=50)
     buffer.dumps(path)
-    assert content(path) == rows_of(buffer)
+    require_saved(buffer, path)
 
 
-def test_a_full_ring_in_a_larger_storage_is_written_anew(tmp_path: Path) -> None:
-    buffer, path = ring(), tmp_path / "saved"
+def test_a_full_ring_in_a_larger_storage_is_written_anew(path: Path) -> None:
+    buffer = ring()
     buffer.extend(steps(10, 100))
     buffer.dumps(path)
-    other = ReplayBuffer(storage=LazyTensorStorage(2 * ROWS))
-    other.loads(path)
+    other = loaded(path, 2 * ROWS)
     assert other.storage[torch.arange(ROWS)]["a"].tolist() == [*range(10, ROWS), *range(100, 110)]
     assert shared(path, lambda: other.dumps(path)) == []
 
@@ -436,8 +418,7 @@ def full() -> LazyTensorStorage:
     return storage
 
 
-def test_what_others_may_write_over_it_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "saved"
+def test_documents_that_other_programs_write_into_a_checkpoint_are_refused(path: Path) -> None:
     full().dumps(path)
     (path / "storage_metadata.json").write_text('{"metadata": {}, "is_pytree": false, "len": 3}')
     with pytest.raises(CorruptDataError, match=r"storage_metadata\.json does not belong to the checkpoint"):
@@ -449,14 +430,11 @@ def test_what_others_may_write_over_it_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [('"length": 64', '"length": 63'), ('"ndim": 1', '"ndim": 2')])
-def test_a_changed_list_of_segments(tmp_path: Path, before: str, after: str) -> None:
-    path = tmp_path / "saved"
+def test_a_changed_list_of_segments_is_refused(path: Path, before: str, after: str) -> None:
     full().dumps(path)
     text = (path / "segments.json").read_text()
-    assert before in text or before.replace(" ", "") in text
-    (path / "segments.json").write_text(
-        text.replace(before, after).replace(before.replace(" ", ""), after.replace(" ", ""))
-    )
+    assert before in text
+    (path / "segments.json").write_text(text.replace(before, after))
     for _ in range(2):
         with pytest.raises(CorruptDataError):
             LazyTensorStorage(ROWS).loads(path)
@@ -465,8 +443,7 @@ def test_a_changed_list_of_segments(tmp_path: Path, before: str, after: str) -> 
 
 @pytest.mark.parametrize("target", ["aside", "nowhere"])
 @pytest.mark.parametrize("name", ["segments.json", "segment-00000.memmap"])
-def test_a_symbolic_link_in_the_place_of_a_file(tmp_path: Path, name: str, target: str) -> None:
-    path = tmp_path / "saved"
+def test_a_symbolic_link_in_the_place_of_a_file_is_refused(tmp_path: Path, path: Path, name: str, target: str) -> None:
     full().dumps(path)
     (path / name).rename(tmp_path / "aside")
     (path / name).symlink_to(tmp_path / target)
@@ -479,8 +456,8 @@ def test_a_symbolic_link_in_the_place_of_a_file(tmp_path: Path, name: str, targe
     assert len(storage) == ROWS
 
 
-def test_a_folder_in_the_place_of_a_segment(tmp_path: Path) -> None:
-    path, storage = tmp_path / "saved", full()
+def test_a_folder_in_the_place_of_a_segment_is_refused(path: Path) -> None:
+    storage = full()
     storage.dumps(path)
     (path / "segment-00000.memmap").unlink()
     (path / "segment-00000.memmap").mkdir()
@@ -507,34 +484,29 @@ def test_other_dimensions_are_refused(tmp_path: Path) -> None:
         LazyTensorStorage(ROWS, ndim=2).loads(tmp_path / "saved")
 
 
-def gap(found: SegmentManifest) -> SegmentManifest:
-    return replace(found, segments=found.segments[1:])
-
-
-def disordered(found: SegmentManifest) -> SegmentManifest:
-    return replace(found, segments=found.segments[::-1])
-
-
-def overlap(found: SegmentManifest) -> SegmentManifest:
-    first, *others = found.segments
+def overlapping(first: Segment, *others: Segment) -> tuple[Segment, ...]:
     start, stop = first.runs[0]
-    return replace(found, segments=(replace(first, runs=((start, stop), (stop - 1, stop + 1))), *others))
+    return (replace(first, runs=((start, stop), (stop - 1, stop + 1))), *others)
 
 
-def empty(found: SegmentManifest) -> SegmentManifest:
-    first, *others = found.segments
-    return replace(found, segments=(first, *others, Segment(others[-1].number + 1, ())))
-
-
-@pytest.mark.parametrize("spoil", [gap, disordered, overlap, empty])
-def test_segments_that_do_not_have_all_rows(tmp_path, spoil: Callable[[SegmentManifest], SegmentManifest]) -> None:
-    storage, path = full(), tmp_path / "saved"
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        lambda *every: every[1:],
+        lambda *every: every[::-1],
+        overlapping,
+        lambda *every: (*every, Segment(every[-1].number + 1, ())),
+    ],
+    ids=["a gap", "disordered", "overlapping", "an empty one"],
+)
+def test_segments_that_do_not_have_all_rows_are_refused(path: Path, spoilt: Callable[..., tuple[Segment, ...]]) -> None:
+    storage = full()
     storage.dumps(path)
     with SegmentFolder.opened(path) as opened:
         found = opened.manifest
     shutil.rmtree(path / ".rbtool")
     (path / "segments.json").unlink()
-    spoil(found).save(path)
+    replace(found, segments=spoilt(*found.segments)).save(path)
     with pytest.raises(CorruptDataError, match=r"segments\.json does not list segments for all 64 rows"):
         LazyTensorStorage(ROWS).loads(path)
     storage.dumps(path)  # nothing of it is used
@@ -545,8 +517,8 @@ DATA = Path(__file__).parents[2] / "data" / "checkpoints" / "segments-1"
 """A ring of 40 rows to which 50 were written, saved in format version 1 by rbtool at commit 77c84da2."""
 
 
-def test_the_form_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, again = tmp_path / "saved", ReplayBuffer(storage=LazyTensorStorage(40))
+def test_format_version_1_is_read_and_written_as_version_2(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = ReplayBuffer(storage=LazyTensorStorage(40))
     shutil.copytree(DATA, path)
     monkeypatch.setattr(segments, "_MAPPED_FROM", 1)
     for _ in range(2):
@@ -562,8 +534,7 @@ def test_the_form_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("entry", "value"), [("segment_rows", 0), ("segment_rows", 64), ("digests", [])])
-def test_the_form_of_before_with_other_segments(tmp_path: Path, entry: str, value: Any) -> None:
-    path = tmp_path / "saved"
+def test_format_version_1_with_other_segments_is_refused(path: Path, entry: str, value: Any) -> None:
     shutil.copytree(DATA / "storage", path)
     shutil.rmtree(path / ".rbtool")
     document = json.loads((path / "segments.json").read_text()) | {entry: value}
@@ -573,56 +544,28 @@ def test_the_form_of_before_with_other_segments(tmp_path: Path, entry: str, valu
         LazyTensorStorage(40).loads(path)
 
 
-def counted(count: int, first: int = 0) -> TensorDict:
-    return TensorDict({"a": torch.arange(first, first + count)}, [count])
-
-
-def full_ring() -> ReplayBuffer:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(ROWS))
-    buffer.extend(counted(ROWS))
-    return buffer
-
-
-def numbers_of(buffer: ReplayBuffer) -> list[int]:
-    return buffer.storage.get(torch.arange(ROWS))["a"].tolist()
-
-
-def loaded(path: Path) -> list[int]:
-    buffer = full_ring()
-    buffer.loads(path)
-    return numbers_of(buffer)
-
-
-def write_by_number(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
-    buffer.storage.set(index, data)
-
-
-def write_at_places(buffer: ReplayBuffer, index: torch.Tensor, data: TensorDict) -> None:
-    buffer[index] = data
-
-
-@pytest.mark.parametrize("write", [write_by_number, write_at_places])
-def test_an_index_that_is_used_again_changes_nothing(tmp_path: Path, write: Callable[..., None]) -> None:
+@pytest.mark.parametrize("write", [lambda buffer, *rows: buffer.storage.set(*rows), ReplayBuffer.__setitem__])
+def test_an_index_that_is_used_again_changes_nothing(path: Path, write: Callable[..., None]) -> None:
     """The log held the caller's index: filled with other rows before the dump, the rows of before were not written."""
-    buffer, path, index = full_ring(), tmp_path / "saved", torch.tensor([30, 27])
+    buffer, index = ring(), torch.tensor([30, 27])
     buffer.dumps(path)
-    write(buffer, index, counted(2, 300))
+    write(buffer, index, steps(2, 300))
     index.zero_()
     buffer.dumps(path)
-    assert loaded(path) == numbers_of(buffer)
+    require_saved(buffer, path)
 
 
-def write_a_step(buffer: ReplayBuffer) -> None:
-    buffer[torch.tensor([30])] = counted(1, 300)
-
-
-def append_steps(buffer: ReplayBuffer) -> None:
-    buffer.extend(counted(5, 300))
-
-
-@pytest.mark.parametrize(("method", "write"), [("changed", write_a_step), ("wrote", append_steps)])
-def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(tmp_path, monkeypatch, method, write) -> None:
-    buffer, path = full_ring(), tmp_path / "saved"
+@pytest.mark.parametrize(
+    ("method", "write"),
+    [
+        ("changed", lambda buffer: buffer.__setitem__(torch.tensor([30]), steps(1, 300))),
+        ("wrote", lambda buffer: buffer.extend(steps(5, 300))),
+    ],
+)
+def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(
+    path: Path, monkeypatch: pytest.MonkeyPatch, method: str, write: Callable[[ReplayBuffer], Any]
+) -> None:
+    buffer = ring()
     buffer.dumps(path)
     count, interrupts = getattr(WriteLog, method), iter([KeyboardInterrupt])
 
@@ -635,11 +578,11 @@ def test_a_write_that_is_interrupted_before_it_is_counted_is_saved(tmp_path, mon
     with pytest.raises(KeyboardInterrupt):
         write(buffer)
     buffer.dumps(path)
-    assert loaded(path) == numbers_of(buffer)
+    require_saved(buffer, path)
 
 
-def test_files_are_closed_where_another_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer, made, kept = full_ring(), list[Any](), segments.LeafFile
+def test_open_files_are_closed_if_another_one_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, made, kept = ring(), list[Any](), segments.LeafFile
 
     def make(*arguments: Any, **options: Any) -> Any:
         if len(made) == 3:
@@ -695,10 +638,8 @@ class Ring:
         return sum(segment.rows for segment in document(self.path).segments if segment.number not in before)
 
     def require_same(self) -> None:
-        other = ReplayBuffer(storage=LazyTensorStorage(RING_ROWS))
-        other.loads(self.path, verify=True)
         every = torch.arange(RING_ROWS)
-        assert torch.equal(other.storage[every], self.buffer.storage[every])
+        assert torch.equal(loaded(self.path, RING_ROWS, verify=True).storage[every], self.buffer.storage[every])
 
     def require_few(self) -> None:
         """Few segments, of which little is kept for nothing."""
@@ -727,7 +668,7 @@ def test_rows_are_written_a_few_times(tmp_path: Path, count: int, times: float) 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2))])
 @pytest.mark.usefixtures("many_blocks")
-def test_writes_of_all_sizes(tmp_path: Path, seed: int) -> None:
+def test_checkpoints_stay_small_and_right_for_writes_of_all_sizes(tmp_path: Path, seed: int) -> None:
     draw, ring = random.Random(seed), Ring(tmp_path / "saved")
     for number in range(120):
         ring.extend(draw.choice([0, 1, 3, 40, 41, 700, RING_ROWS + 5]))
@@ -742,7 +683,7 @@ def test_writes_of_all_sizes(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.usefixtures("many_blocks")
-def test_rows_that_were_handed_out_cost_little_more(tmp_path: Path) -> None:
+def test_rows_that_were_lent_cost_little_more(tmp_path: Path) -> None:
     """A segment of which some rows are in later ones cannot be compared with memory: the rest of it is written."""
     ring = Ring(tmp_path / "saved")
     view = ring.buffer.storage[:RING_ROWS]
@@ -760,7 +701,7 @@ def test_rows_that_were_handed_out_cost_little_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("many_blocks")
-def test_a_storage_that_fills_up(tmp_path: Path) -> None:
+def test_a_storage_that_fills_up_is_written_a_few_times(tmp_path: Path) -> None:
     ring = Ring(tmp_path / "saved")
     ring.buffer, ring.number = ReplayBuffer(storage=LazyTensorStorage(1 << 20)), 0
     taken = 0
@@ -768,8 +709,7 @@ def test_a_storage_that_fills_up(tmp_path: Path) -> None:
         ring.extend(50)
         taken += ring.dump()
         assert len(document(ring.path).segments) <= 60
-    other = ReplayBuffer(storage=LazyTensorStorage(1 << 20))
-    other.loads(ring.path, verify=True)
+    other = loaded(ring.path, 1 << 20, verify=True)
     assert torch.equal(other.storage[torch.arange(4_000)], torch.arange(4_000))
     assert taken <= 5 * 4_000
 
@@ -803,7 +743,7 @@ def test_runs_are_sets_of_rows(one: list[tuple[int, int]], other: list[tuple[int
 
 
 @given(RUNS, st.integers(1, 20), st.integers(1, 8))
-def test_runs_are_cut_into_parts_alike(runs: list[tuple[int, int]], most: int, block: int) -> None:
+def test_runs_are_cut_into_parts_of_similar_size(runs: list[tuple[int, int]], most: int, block: int) -> None:
     groups = cut(runs, most, block)
     assert [row for group in groups for start, stop in group for row in range(start, stop)] == sorted(rows_in(runs))
     assert all(tidy(group) and count_of(group) < 2 * most + block for group in groups)
@@ -816,7 +756,7 @@ def _segments(draw: random.Random, rows: int) -> Iterator[Segment]:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 600), st.integers(1, 8))
-def test_what_is_kept_and_written_are_all_rows(seed: int, rows: int, block: int) -> None:
+def test_kept_and_written_segments_have_every_row_once(seed: int, rows: int, block: int) -> None:
     draw = random.Random(seed)
     before = SegmentManifest(None, 1, rows, rows, None, rows, True, (), tuple(_segments(draw, rows)))
     start = draw.randrange(rows)

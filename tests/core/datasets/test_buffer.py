@@ -35,8 +35,6 @@ from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.datasets import write_packed, write_walks
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 
-# Buffers on datasets: `preprocess` as TorchRL documents it, and the bar that it shows.
-
 
 @pytest.mark.parametrize("arguments", [{"num_chunks": 3}, {"chunksize": 5}, {"chunksize": 0}, {}])
 def test_the_example_of_the_data_page(walks: Path, tmp_path: Path, arguments: dict[str, Any]) -> None:
@@ -58,43 +56,35 @@ def double(row: Any) -> Any:
     return {"a": row["action"] * 2, "drawn": torch.tensor(random.random())}
 
 
-def drawn(buffer: Any, dest: Path, **arguments: Any) -> Any:
-    return buffer.preprocess(double, dest=dest, **arguments)[:]
-
-
-def test_random_numbers_come_of_the_generator_and_not_of_the_workers(walks: Path, tmp_path: Path) -> None:
+def test_random_numbers_depend_on_the_generator_and_not_on_the_workers(walks: Path, tmp_path: Path) -> None:
     buffer = load_dataset(walks)
-    one, again, two, plain = (
-        drawn(buffer, tmp_path / str(place), **arguments)
-        for place, arguments in enumerate(
-            [
-                {"num_workers": 0, "generator": torch.Generator().manual_seed(1)},
-                {"num_workers": 2, "generator": torch.Generator().manual_seed(1), "mp_start_method": "fork"},
-                {"num_workers": 0, "generator": torch.Generator().manual_seed(2)},
-                {"num_workers": 0},
-            ]
-        )
-    )
-    assert torch.equal(one["drawn"], again["drawn"])
-    assert len({tuple(result["drawn"].tolist()) for result in (one, two, plain)}) == 3
-    assert len(set(one["drawn"].tolist())) == 13
+
+    def drawn(seed: int | None, **arguments: Any) -> list[float]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        dest = tmp_path / str(len(list(tmp_path.iterdir())))
+        rows: Any = buffer.preprocess(double, dest=dest, generator=generator, **arguments)[:]
+        return rows["drawn"].tolist()  # type: ignore[no-any-return]
+
+    one, two, plain = (drawn(seed, num_workers=0) for seed in (1, 2, None))
+    assert drawn(1, num_workers=2, mp_start_method="fork") == one
+    assert len({*map(tuple, (one, two, plain))}) == 3
+    assert len(set(one)) == 13
 
 
-def test_the_first_frames_and_arguments_that_change_nothing(walks: Path, tmp_path: Path) -> None:
+def test_preprocess_takes_the_first_frames(walks: Path, tmp_path: Path) -> None:
     buffer = load_dataset(walks)
     for frames, expected in ((6, 6), (1000, 13)):
         storage = buffer.preprocess(lambda row: row, num_workers=0, num_frames=frames, dest=tmp_path / str(frames))
         assert (len(storage), Manifest.load(tmp_path / str(frames)).steps) == (expected, expected)
-    assert buffer.preprocess(lambda r: r, num_workers=0, num_frames=6, dest=tmp_path / "c")[5][
-        "next", "truncated"
-    ].all()
+    cut = buffer.preprocess(lambda row: row, num_workers=0, num_frames=6, dest=tmp_path / "c")
+    assert cut[5]["next", "truncated"].all()
     storage = load_dataset(walks).preprocess(
         double, 0, 0, max_tasks_per_child=1, worker_threads=3, index_with_generator=True, dest=tmp_path / "new"
     )
     assert len(storage) == 13
 
 
-def test_a_bar_on_stderr_and_no_name_steers_the_terminal(
+def test_the_progress_bar_escapes_control_characters(
     walks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load_dataset(walks).preprocess(lambda td: td, num_workers=0, chunksize=3, pbar=True, dest=tmp_path / "a")
@@ -131,14 +121,14 @@ def test_a_bar_on_stderr_and_no_name_steers_the_terminal(
         ({"fn": lambda row: None}, SchemaError, "it returned None"),
     ],
 )
-def test_what_makes_no_sense_leaves_nothing_behind(walks, tmp_path, arguments, error, message) -> None:
+def test_refused_arguments_leave_nothing_behind(walks, tmp_path, arguments, error, message) -> None:
     before = sorted(tmp_path.iterdir())
     with pytest.raises(error, match=message):
         load_dataset(walks).preprocess(**{"fn": double, "num_workers": 0, "dest": tmp_path / "new", **arguments})
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_other_storages(walks: Path, tmp_path: Path) -> None:
+def test_preprocess_refuses_storages_that_are_no_dataset(walks: Path, tmp_path: Path) -> None:
     rows = load_dataset(walks)[:]
     listed: Any = DatasetReplayBuffer(storage=ListStorage(4))
     with pytest.raises(RuntimeError, match="holds a ListStorage, expected a TensorStorage"):
@@ -153,7 +143,7 @@ def test_other_storages(walks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [TensorStorage, lambda rows: LazyMemmapStorage(20)])
-def test_rows_that_are_in_no_dataset_yet(walks: Path, tmp_path: Path, make: Callable[[Any], Any]) -> None:
+def test_preprocess_takes_rows_that_are_in_no_dataset(walks: Path, tmp_path: Path, make: Callable[[Any], Any]) -> None:
     rows: Any = TensorDict(load_dataset(walks)[:].to_dict(), [13])
     storage = make(rows)
     if not len(storage):
@@ -201,7 +191,7 @@ def opened(path: Path, sampler: str = "random", form: str | None = None, seed: i
     return buffer
 
 
-def drawn_seeded(buffer: DatasetReplayBuffer, batches: int = 12) -> list[Any]:
+def drawn(buffer: DatasetReplayBuffer, batches: int = 12) -> list[Any]:
     return [buffer.sample()["observation"].tolist() for _ in range(batches)]
 
 
@@ -209,16 +199,18 @@ def drawn_seeded(buffer: DatasetReplayBuffer, batches: int = 12) -> list[Any]:
     ("sampler", "form"), [*((sampler, None) for sampler in SAMPLERS), *(("slices", form) for form in FORMS if form)]
 )
 @pytest.mark.parametrize("source", LAYOUTS)
-def test_the_same_batches_follow(layouts: Path, source: str, sampler: str, form: str | None) -> None:
+def test_a_loaded_buffer_continues_with_the_same_batches(
+    layouts: Path, source: str, sampler: str, form: str | None
+) -> None:
     turn = list(SAMPLERS).index(sampler) + list(FORMS).index(form) + LAYOUTS.index(source)
     target = LAYOUTS[turn % 2]  # the other layout for each second sampler
     saved, other = opened(layouts / source, sampler, form), opened(layouts / target, sampler, form, seed=9)
     if sampler == "prioritized":
         saved.update_priority(torch.arange(5), torch.arange(5) + 1.0)
-    drawn_seeded(saved, 2)
+    drawn(saved, 2)
     saved.dumps(layouts / "saved")
     other.loads(layouts / "saved")
-    assert drawn_seeded(other) == drawn_seeded(saved)
+    assert drawn(other) == drawn(saved)
     assert torch.equal(other[:]["next", "reward"], saved[:]["next", "reward"])
 
 
@@ -231,7 +223,7 @@ def test_edits_that_were_not_saved_are_gone(layouts: Path) -> None:
     assert torch.equal(ted[:]["observation"], before)
 
 
-def test_datasets_that_share_no_history_are_compared(layouts: Path) -> None:
+def test_datasets_without_a_common_history_are_compared(layouts: Path) -> None:
     with open_steps(layouts / "ted") as reader:
         saved = save_checkpoint(reader, layouts / "h5", "h5")
     loaded = write_packed(layouts / "h5", layouts / "again")
@@ -261,13 +253,13 @@ def test_other_data_is_refused_and_nothing_changes(layouts: Path, source: str, t
     write_packed(layouts / "other-ted", layouts / "other-packed")
     opened(layouts / f"other-{source}").dumps(layouts / "saved")
     buffer = opened(layouts / target)
-    expected = drawn_seeded(opened(layouts / target))
+    expected = drawn(opened(layouts / target))
     with pytest.raises(SchemaError):
         buffer.loads(layouts / "saved")
-    assert drawn_seeded(buffer) == expected
+    assert drawn(buffer) == expected
 
 
-def test_a_dataset_that_was_replaced_or_edited(layouts: Path) -> None:
+def test_a_replaced_or_edited_dataset_is_refused(layouts: Path) -> None:
     opened(layouts / "packed").dumps(layouts / "saved")
     DatasetStorage(layouts / "ted", mode="r+")[:]["observation"].add_(1)
     with pytest.raises(CorruptDataError, match="observation"):
@@ -282,7 +274,7 @@ def test_a_dataset_that_was_replaced_or_edited(layouts: Path) -> None:
         storage.loads(layouts / "saved" / "storage")
 
 
-def test_what_is_no_checkpoint(layouts: Path) -> None:
+def test_folders_that_are_no_checkpoints_are_refused(layouts: Path) -> None:
     (layouts / "plain").mkdir()
     storage = DatasetStorage(layouts / "ted")
     for path, kind in (("plain", FormatError), ("absent", DatasetNotFoundError)):
@@ -322,14 +314,13 @@ def test_rows_of_a_dataset_go_into_a_plain_buffer(walks, tmp_path, kind, layout:
     source.loads(tmp_path / "saved")
 
 
-def test_a_ranking_is_made_of_the_rows(walks: Path, tmp_path: Path) -> None:
+def test_a_ranking_writer_ranks_the_loaded_rows(walks: Path, tmp_path: Path) -> None:
     source = load_dataset(walks)
     source._storage.checkpointer = FlatStorageCheckpointer()
     source.dumps(tmp_path / "saved")
     writer = TensorDictMaxValueWriter(rank_key=("next", "reward"))
-    target = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(len(source), checkpointer=FlatStorageCheckpointer()), writer=writer
-    )
+    storage = LazyTensorStorage(len(source), checkpointer=FlatStorageCheckpointer())
+    target = TensorDictReplayBuffer(storage=storage, writer=writer)
     target.loads(tmp_path / "saved")
     lowest = int(target[:]["next", "reward"].argmin())
     row = target[:1].clone()
@@ -338,7 +329,7 @@ def test_a_ranking_is_made_of_the_rows(walks: Path, tmp_path: Path) -> None:
     assert float(target[:]["next", "reward"][lowest]) == 1e6
 
 
-def test_a_writer_whose_state_was_lost_is_still_found(tmp_path: Path, walks: Path) -> None:
+def test_a_checkpoint_without_its_writer_is_refused(tmp_path: Path, walks: Path) -> None:
     buffer = plain(20)
     buffer.extend(load_dataset(walks)[:])
     buffer.dumps(tmp_path / "saved")

@@ -63,7 +63,7 @@ def test_prefetching_and_epochs_change_no_batch(walks: Path) -> None:
     assert torch.equal(batch["sum"], batch["observation"].sum(-1))
 
 
-def test_without_a_seed_it_has_a_generator_of_its_own(walks: Path) -> None:
+def test_a_buffer_without_a_seed_has_a_generator_of_its_own(walks: Path) -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     one, other = (load_dataset(walks) for _ in range(2))
@@ -72,7 +72,7 @@ def test_without_a_seed_it_has_a_generator_of_its_own(walks: Path) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_a_restored_one_goes_on_with_the_same_thousand_indices(walks: Path, prefetch: int | None) -> None:
+def test_a_restored_buffer_continues_with_the_same_thousand_indices(walks: Path, prefetch: int | None) -> None:
     buffer, other = (load_dataset(walks, 10, seed=seed, prefetch=prefetch) for seed in (3, 4))
     buffer.sample()
     other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
@@ -80,7 +80,7 @@ def test_a_restored_one_goes_on_with_the_same_thousand_indices(walks: Path, pref
         assert torch.equal(other.sample()["index"], buffer.sample()["index"])
 
 
-def test_nothing_is_added(walks: Path) -> None:
+def test_a_dataset_cannot_be_extended(walks: Path) -> None:
     buffer = load_dataset(walks)
     rows = buffer[:2].clone()
     assert type(buffer.writer) is ImmutableDatasetWriter
@@ -90,7 +90,7 @@ def test_nothing_is_added(walks: Path) -> None:
     assert len(buffer) == 13
 
 
-def test_whole_trajectories(walks: Path) -> None:
+def test_whole_trajectories_are_sampled_with_a_mask(walks: Path) -> None:
     buffer = load_dataset(walks, 3, split_trajs=True, seed=0)
     batch, info = buffer.sample(return_info=True)
     assert (batch.batch_size, batch["mask"].shape, info["index"].shape) == ((3, 6), (3, 6), (3,))
@@ -98,13 +98,13 @@ def test_whole_trajectories(walks: Path) -> None:
     assert (batch.exclude("index") == buffer[info["index"]]).all()
 
 
-def test_writing_through_is_asked_for(walks: Path) -> None:
+def test_edits_reach_the_disk_in_mode_r_plus(walks: Path) -> None:
     load_dataset(walks, mode="r+").set_("episode", torch.full((13,), 5))
     assert (load_dataset(walks)[:]["episode"] == 5).all()
 
 
 @pytest.mark.usefixtures("two_sources")
-def test_words_that_a_download_resolved(home: Path) -> None:
+def test_a_name_that_a_download_resolved_is_found(home: Path) -> None:
     (home / "minari").rename(home / "shelf")
     with pytest.raises(DatasetNotFoundError):
         load_dataset("shelf:door-human-v1")
@@ -122,7 +122,9 @@ def test_words_that_a_download_resolved(home: Path) -> None:
 )
 @pytest.mark.parametrize("argument", ["dataset", "dataset_id"])
 @pytest.mark.usefixtures("two_sources")
-def test_what_is_not_there(home: Path, name: str, said: str, hint: str, argument: str) -> None:
+def test_a_missing_dataset_is_not_found_and_the_hint_helps(
+    home: Path, name: str, said: str, hint: str, argument: str
+) -> None:
     with pytest.raises(FileNotFoundError, match=said) as caught:
         load_dataset(**{argument: name})
     assert isinstance(caught.value, DatasetNotFoundError)
@@ -130,7 +132,7 @@ def test_what_is_not_there(home: Path, name: str, said: str, hint: str, argument
     assert hint in caught.value.hint
 
 
-def test_torchrls_name_of_the_argument(walks: Path) -> None:
+def test_the_dataset_has_a_second_name_as_an_argument(walks: Path) -> None:
     assert len(load_dataset(dataset_id=walks, seed=0)) == 13
     with pytest.raises(TypeError, match="dataset"):
         load_dataset(walks, dataset_id=walks)
@@ -138,7 +140,7 @@ def test_torchrls_name_of_the_argument(walks: Path) -> None:
         load_dataset(dataset_id="")
 
 
-def test_the_checkpoint_of_a_storage_without_episodes(walks: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_storage_is_refused_with_a_hint(walks: Path, tmp_path: Path) -> None:
     rows = load_dataset(walks)[:]
     storage = rbtool.LazyTensorStorage(len(rows))
     storage.set(range(len(rows)), rows)
@@ -148,7 +150,7 @@ def test_the_checkpoint_of_a_storage_without_episodes(walks: Path, tmp_path: Pat
     assert "storage.loads(path)" in caught.value.hint
 
 
-def test_checkpoints_and_folders_of_others_are_named(walks: Path, tmp_path: Path) -> None:
+def test_folders_and_files_that_are_no_datasets_are_named(walks: Path, tmp_path: Path) -> None:
     load_dataset(walks).dumps(tmp_path / "saved")
     with pytest.raises(UsageError, match="checkpoint of a buffer") as caught:
         load_dataset(tmp_path / "saved")
@@ -157,18 +159,16 @@ def test_checkpoints_and_folders_of_others_are_named(walks: Path, tmp_path: Path
     with pytest.raises(UsageError, match="tensordict folder") as caught:
         load_dataset(tmp_path / "plain")
     assert "load_memmap" in caught.value.hint
-
-
-def test_a_folder_and_a_file_of_others(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetNotFoundError, match="is an empty folder"):
-        load_dataset(tmp_path)
+        load_dataset(tmp_path / "empty")
     (tmp_path / "file").write_bytes(b"hello")
     with pytest.raises(FormatError):
         load_dataset(tmp_path / "file")
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"format_version": 99}', None])
-def test_a_damaged_manifest(walks: Path, damage: bytes | None) -> None:
+def test_a_damaged_manifest_is_refused(walks: Path, damage: bytes | None) -> None:
     fs.remove(walks / MANIFEST)
     if damage is not None:
         (walks / MANIFEST).write_bytes(damage)
@@ -178,16 +178,16 @@ def test_a_damaged_manifest(walks: Path, damage: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"batch_size": 0}, {"batch_size": "8"}, {"batch_size": True}, {"seed": -1}, {"seed": 1 << 64}, {"mode": "w"},
-     {"prefetch": 2}],
+    ("name", "value"),
+    [("batch_size", 0), ("batch_size", "8"), ("batch_size", True), ("seed", -1), ("seed", 1 << 64), ("mode", "w"),
+     ("prefetch", 2)],
 )  # fmt: skip
-def test_arguments_that_make_no_sense(walks: Path, arguments: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        load_dataset(walks, **arguments)
+def test_arguments_without_sense_are_refused(walks: Path, name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=name.replace("_", "[_ ]")):
+        load_dataset(walks, **{name: value})
 
 
-def test_opening_counts_as_a_use(home: Path) -> None:
+def test_opening_a_dataset_counts_as_a_use(home: Path) -> None:
     folder = home / "minari/D4RL/door/human-v2"
     os.utime(folder / ".rbtool", (1e9, 1e9))
     load_dataset(DOOR)
@@ -195,7 +195,7 @@ def test_opening_counts_as_a_use(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("layout", "reader"), [("ted", TedReader), ("packed", PackedReader)])
-def test_what_was_verified_is_what_is_sampled(layout, reader, walks, tmp_path, monkeypatch) -> None:
+def test_the_verified_files_are_the_sampled_ones(layout, reader, walks, tmp_path, monkeypatch) -> None:
     first, second, place = tmp_path / "first", tmp_path / "second", tmp_path / "place"
     rbtool.preprocess(walks, lambda rows: rows.set("action", -rows["action"]), tmp_path / "other", num_workers=0)
     for source, copy in ((walks, first), (tmp_path / "other", second)):
@@ -226,7 +226,7 @@ def loader(*arguments: Any, **options: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("dataset", [loader, f"{__name__}:loader"])
-def test_what_is_registered_gets_the_name_and_the_arguments(dataset: Any) -> None:
+def test_a_registered_loader_gets_the_name_and_the_arguments(dataset: Any) -> None:
     rbtool.register_dataset(" Mine ", dataset)
     assert rbtool.load_dataset("mine:a:b", 32, seed=3, own="x") == (("a:b", 32), {"seed": 3, "own": "x"})
     assert rbtool.load_dataset(dataset="MINE:a") == rbtool.load_dataset(dataset_id="MINE:a") == (("a",), {})
@@ -242,11 +242,8 @@ def test_other_names_are_looked_up_as_before() -> None:
 
 def test_steps_of_a_mixture_have_the_texts_of_all_its_datasets(walks: Path, tmp_path: Path) -> None:
     pieces = walk_pieces([(9, "truncated"), (4, "terminated")])
-    write_pieces(
-        tmp_path / "told",
-        WALK_FIELDS,
-        (replace(one, text={**one.text, "language_instruction": "pick"}) for one in pieces),
-    )
+    told = (replace(one, text={**one.text, "language_instruction": "pick"}) for one in pieces)
+    write_pieces(tmp_path / "told", WALK_FIELDS, told)
     write_mixture(tmp_path / "both.toml", tmp_path / "told", walks)
     buffer = load_dataset(tmp_path / "both.toml", 16, seed=0, texts=True)
     for opened in (buffer, pickle.loads(pickle.dumps(buffer))):
@@ -273,13 +270,13 @@ def test_a_prefix_that_is_taken_is_replaced_only_if_asked_for(taken: str) -> Non
         (("a:b", loader), ValueError), (("a", 3), TypeError), (("a", "no place"), ValueError),
     ],
 )  # fmt: skip
-def test_what_cannot_be_registered_is_refused(arguments: tuple[Any, Any], error: type[Exception]) -> None:
+def test_registrations_without_sense_are_refused(arguments: tuple[Any, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match="expected"):
         rbtool.register_dataset(*arguments)
 
 
 @pytest.mark.parametrize("place", ["no_such_module:x", f"{__name__}:no_such_name", f"{__name__}:__doc__"])
-def test_a_place_where_nothing_can_be_called_is_one_sentence(place: str) -> None:
+def test_a_registered_place_that_cannot_be_called_is_refused(place: str) -> None:
     rbtool.register_dataset("mine", place)
     with pytest.raises(rbtool.RbtoolError, match="the registered dataset"):
         rbtool.load_dataset("mine:x")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rbtool.core.kernels.rows import CompiledRecords, PlainRecords, RecordColumn, RecordPlaces, fastest_records
@@ -32,7 +32,6 @@ def made(lengths: list[int], explicit: list[bool]) -> RecordPlaces:
     return RecordPlaces(records, after, starts, explicit_starts)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_both_kinds_give_the_rows(data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=12))
@@ -60,7 +59,7 @@ def expected(places: RecordPlaces, column: RecordColumn, step: int) -> bytes:
 
 @pytest.mark.parametrize("number", [5, -6, 2**40])
 @pytest.mark.parametrize("make", [fastest_records, PlainRecords])
-def test_steps_that_are_not_there_are_named(make: type[PlainRecords], number: int) -> None:
+def test_missing_steps_are_named(make: type[PlainRecords], number: int) -> None:
     gatherer = make(made([2, 3], [True, False]), COLUMNS, AFTER)
     for read in (gatherer.gather, gatherer.spans):
         with pytest.raises(IndexError, match=rf"row is {number}, expected one of 5"):

@@ -1,8 +1,10 @@
+"""Rows that are gathered and written by compiled loops and plainly, and memory that batches use again."""
+
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from processes import Interpreter
+from waiting import run_threads
 
 from rbtool.core.kernels import rows as rows_module
 from rbtool.core.kernels.rows import ArrayPool, BatchPool, CompiledRows, PlainRows, collector_paused, fastest_rows
@@ -45,10 +48,13 @@ def test_the_fastest_is_the_compiled_one() -> None:
     assert type(fastest_rows(arrays())) is CompiledRows
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 16, 17, 100])
-def test_rows_are_gathered(make: Callable[..., PlainRows], count: int) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [*(np.random.default_rng(1).integers(-ROWS, ROWS, count) for count in (0, 1, 5, 16, 17, 100)), np.arange(40)[::-2]],
+    ids=lambda numbers: f"{len(numbers)} rows, {numbers.strides[0]} bytes apart",
+)
+def test_rows_are_gathered(make: Callable[..., PlainRows], numbers: np.ndarray[Any, Any]) -> None:
     columns = arrays()
-    numbers = np.random.default_rng(1).integers(-ROWS, ROWS, count)
     found = make(columns).gather(numbers, ROWS)
     for tensor, column in zip(found, columns, strict=True):
         np.testing.assert_array_equal(tensor.numpy(), column[numbers])
@@ -72,16 +78,9 @@ def test_negative_numbers_count_from_the_last_valid_row(make: Callable[..., Plai
 
 
 @pytest.mark.parametrize("number", [20, -21, 1 << 40, -(1 << 40)])
-def test_rows_that_are_not_there_are_refused(make: Callable[..., PlainRows], number: int) -> None:
+def test_missing_rows_are_refused(make: Callable[..., PlainRows], number: int) -> None:
     with pytest.raises(IndexError, match=str(number)):
         make(arrays()).gather(np.array([3] * 40 + [number]), 20)
-
-
-def test_numbers_need_not_lie_together(make: Callable[..., PlainRows]) -> None:
-    columns = arrays()
-    numbers = np.arange(40)[::-2]
-    for tensor, column in zip(make(columns).gather(numbers, ROWS), columns, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), column[numbers])
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, ROWS), (7, 1), (49, 1), (10, 30), (5, 0), (13, 3)])
@@ -199,7 +198,7 @@ def test_rows_of_several_tables_are_gathered(counts: list[int], runs: bool) -> N
 
 
 @pytest.mark.parametrize("number", [60, -61, 1 << 40])
-def test_rows_of_several_tables_that_are_not_there_are_refused(number: int) -> None:
+def test_missing_rows_of_several_tables_are_refused(number: int) -> None:
     rows_module.warm()
     for numbers in (np.array([3, 4, 5, number]), np.array([number, *range(20)])):
         assert gathered(tables(2, 60), numbers, [1, 0], [2, len(numbers) - 2]) is None
@@ -231,7 +230,7 @@ def make_pool(request: pytest.FixtureRequest) -> Callable[..., Make]:
     return request.param
 
 
-def test_memory_is_used_again_when_nobody_has_it(make_pool: Callable[..., Make]) -> None:
+def test_memory_is_used_again_when_nothing_refers_to_it(make_pool: Callable[..., Make]) -> None:
     pool = make_pool((4, 3), np.float32)
     first = pool()
     assert first.shape == (4, 3)
@@ -253,7 +252,7 @@ def test_memory_is_used_again_when_nobody_has_it(make_pool: Callable[..., Make])
         lambda tensor: (tensor.requires_grad_() * tensor).sum().grad_fn,
     ],
 )
-def test_memory_is_left_alone_while_anything_looks_at_it(
+def test_memory_is_not_used_again_while_anything_refers_to_it(
     make_pool: Callable[..., Make], hold: Callable[[torch.Tensor], Any]
 ) -> None:
     pool = make_pool((4, 3), np.float32)
@@ -271,14 +270,14 @@ def test_memory_is_left_alone_while_anything_looks_at_it(
     [ArrayPool((4, 3), np.dtype(np.float32)), BatchPool([(4, 3)], [np.dtype(np.float32)])],
     ids=["array", "batch"],
 )
-def test_little_is_held_on_to(pool: Any) -> None:
+def test_a_pool_keeps_little_memory(pool: Any) -> None:
     many = [pool() for _ in range(9)]
     assert len({place(array[0][0] if isinstance(array, tuple) else array) for array in many}) == 9
     assert len(pool._kept) == 2
 
 
 @pytest.mark.parametrize("first", [None, 1])
-def test_columns_are_used_again_while_another_of_their_batch_is_held(first: int | None) -> None:
+def test_columns_are_used_again_while_another_one_of_their_batch_is_held(first: int | None) -> None:
     pool = BatchPool([(2,), (4, 3)], [np.dtype(np.int64), np.dtype(np.float32)], first)
     held, places = [], set()
     for _ in range(9):
@@ -292,7 +291,7 @@ def test_columns_are_used_again_while_another_of_their_batch_is_held(first: int 
     assert len(places) <= 3
 
 
-def test_batches_that_are_too_large_are_not_held_on_to() -> None:
+def test_a_pool_keeps_no_large_batches() -> None:
     pool = BatchPool([(1 << 27,)], [np.dtype(np.uint8)])
     pool()
     assert not pool._kept
@@ -300,24 +299,17 @@ def test_batches_that_are_too_large_are_not_held_on_to() -> None:
 
 def test_threads_get_different_memory(make_pool: Callable[..., Make]) -> None:
     pool = make_pool((50,), np.int64)
-    mixed = []
 
     def use(number: int) -> None:
         for _ in range(2000):
             array = pool()
             array[:] = number
-            if not (array == number).all():
-                mixed.append(number)
+            assert (array == number).all()
 
-    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not mixed
+    run_threads(*(partial(use, number) for number in range(4)))
 
 
-def test_large_batches_keep_what_they_are_while_others_are_gathered() -> None:
+def test_large_batches_keep_their_values_while_others_are_gathered() -> None:
     column = np.arange(200_000.0).reshape(2000, 100)
     rows = fastest_rows([column, column[:, 0].copy()])
     numbers = [np.random.default_rng(seed).integers(0, 2000, 500) for seed in range(5)]
@@ -333,7 +325,7 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_rests_inside_and_is_as_before_outside(enabled: bool) -> None:
+def test_the_garbage_collector_is_paused_and_restored(enabled: bool) -> None:
     was = gc.isenabled()
     try:
         gc.enable() if enabled else gc.disable()

@@ -1,8 +1,9 @@
+"""Where the bytes of given tensors lie, if they can be copied without torch."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +17,8 @@ def ranges(columns: list[torch.Tensor]) -> list[tuple[int, int]]:
     return sorted((column.data_ptr(), column.data_ptr() + column.nbytes) for column in columns)
 
 
-def finder() -> TensorFinder:
-    found = tensor_finder(COLUMNS, 1, ranges(COLUMNS))
+def finder(columns: list[torch.Tensor] = COLUMNS, dimensions: int = 1) -> TensorFinder:
+    found = tensor_finder(columns, dimensions, ranges(columns))
     assert found is not None
     return found
 
@@ -26,26 +27,21 @@ def rows(count: int) -> list[torch.Tensor]:
     return [column[:count].clone() for column in COLUMNS]
 
 
-@pytest.mark.parametrize("count", [1, 2, 10])
-def test_the_bytes_of_rows_are_found(count: int) -> None:
-    values = rows(count)
-    found = finder().find(values, (count,))
+@pytest.mark.parametrize(
+    ("values", "shape"),
+    [
+        *((rows(count), (count,)) for count in (1, 2, 10)),
+        ([value[0] for value in rows(2)], ()),
+        ([torch.zeros(8, *value.shape[1:], dtype=value.dtype)[5:7] for value in rows(2)], (2,)),
+    ],
+    ids=["one row", "two rows", "ten rows", "an element", "a view"],
+)
+def test_the_bytes_of_rows_are_found(values: list[torch.Tensor], shape: tuple[int, ...]) -> None:
+    before = [value.clone() for value in values]
+    found = finder().find(values, shape)
     assert found is not None
     assert list(found.addresses) == [value.data_ptr() for value in values]
-
-
-def test_the_bytes_of_a_row_are_found() -> None:
-    values = [value[0] for value in rows(2)]
-    found = finder().find(values, ())
-    assert found is not None
-    assert list(found.addresses) == [value.data_ptr() for value in values]
-
-
-def test_a_view_begins_where_its_first_number_is() -> None:
-    values = [torch.zeros(8, *value.shape[1:], dtype=value.dtype)[5:7] for value in rows(2)]
-    found = finder().find(values, (2,))
-    assert found is not None
-    assert list(found.addresses) == [value.data_ptr() for value in values]
+    assert all(torch.equal(one, other) for one, other in zip(values, before, strict=True))
 
 
 ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -82,8 +78,7 @@ APART: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_elements_with_gaps_between_them_are_copied(apart: str, count: int) -> None:
     columns = [torch.zeros(6, 3, 5), torch.zeros(6, 3, 2, dtype=torch.int16)]
-    found = tensor_finder(columns, 2, ranges(columns))
-    assert found is not None
+    found = finder(columns, 2)
     values = [APART[apart](torch.randint(1, 99, (count, 3, width)).float()) for width in (5, 2)]
     values[1] = values[1].to(torch.int16) if values[1].is_contiguous() else APART[apart](values[1].to(torch.int16))
     sources = found.find(values, (count, 3))
@@ -96,18 +91,14 @@ def test_elements_with_gaps_between_them_are_copied(apart: str, count: int) -> N
 
 
 def test_a_dimension_of_size_1_has_any_stride() -> None:
-    columns = [torch.zeros(10, 3, 1)]
-    found = tensor_finder(columns, 1, ranges(columns))
-    assert found is not None
+    found = finder([torch.zeros(10, 3, 1)])
     value = torch.zeros(1, 2, 3).permute(1, 2, 0)
     assert value.is_contiguous()
     assert found.find([value], (2,)) is not None
 
 
 def test_dimensions_that_count_elements_are_compared() -> None:
-    columns = [torch.zeros(5, 4, 3)]
-    found = tensor_finder(columns, 2, ranges(columns))
-    assert found is not None
+    found = finder([torch.zeros(5, 4, 3)], 2)
     assert found.find([torch.zeros(2, 4, 3)], (2, 4)) is not None
     assert found.find([torch.zeros(4, 3)], (4,)) is not None
     assert found.find([torch.zeros(2, 3, 4)], (2, 4)) is None
@@ -115,9 +106,7 @@ def test_dimensions_that_count_elements_are_compared() -> None:
 
 def test_memory_next_to_the_columns_is_not_theirs() -> None:
     whole = torch.zeros(40)
-    columns = [whole[:10], whole[30:]]
-    found = tensor_finder(columns, 1, ranges(columns))
-    assert found is not None
+    found = finder([whole[:10], whole[30:]])
     assert found.find([whole[10:20], whole[20:30]], (10,)) is not None
     assert found.find([whole[10:20], whole[21:31]], (10,)) is None
     assert found.find([whole[9:19], whole[20:30]], (10,)) is None
@@ -130,10 +119,3 @@ def test_types_that_are_not_described_have_no_finder() -> None:
 def test_a_torch_without_the_interface_has_no_finder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors_module, "_CAPSULE", "__no_such_interface__")
     assert tensor_finder(COLUMNS, 1, ranges(COLUMNS)) is None
-
-
-def test_a_finder_changes_nothing() -> None:
-    values = rows(3)
-    before = [value.clone() for value in values]
-    finder().find(values, (3,))
-    assert all(np.array_equal(one, other) for one, other in zip(values, before, strict=True))

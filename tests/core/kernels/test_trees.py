@@ -1,3 +1,5 @@
+"""Trees of priorities, compiled and of torch functions, compared with sums over all weights."""
+
 from __future__ import annotations
 
 import copy
@@ -99,7 +101,7 @@ def test_updates_with_repeats_are_as_in_the_oracle(make: Make, capacity: int, dt
         oracle.compare(tree)
 
 
-def test_of_several_weights_for_one_leaf_the_last_counts(make: Make) -> None:
+def test_the_last_of_several_weights_for_a_leaf_counts(make: Make) -> None:
     tree = make(100)
     tree.set(torch.tensor([7, 99, 7, 8, 7]), torch.tensor([1.0, 2, 3, 4, 5]))
     assert tree.get(torch.tensor([7, 8, 99, 0])).tolist() == [5, 4, 2, 0]
@@ -116,7 +118,7 @@ def test_a_run_is_filled(make: Make, start: int, stop: int) -> None:
         oracle.compare(tree)
 
 
-def test_one_weight_goes_to_many_leaves(make: Make) -> None:
+def test_many_leaves_can_get_one_weight(make: Make) -> None:
     weights = whole_numbers(1000, 4, 0.3)
     tree, oracle = loaded(make, weights), Oracle(weights)
     tree.set(torch.arange(3, 1000, 7), 0.5)
@@ -125,14 +127,18 @@ def test_one_weight_goes_to_many_leaves(make: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 300, 1000])
-def test_what_is_loaded_replaces_all(make: Make, count: int) -> None:
-    tree, weights = loaded(make, whole_numbers(1000, 5, 0)), whole_numbers(count, 6, 0.2)
+def test_loading_replaces_all_weights(make: Make, count: int) -> None:
+    before, weights = whole_numbers(1000, 5, 0), whole_numbers(count, 6, 0.2)
+    tree = loaded(make, before)
+    Oracle(before).compare(tree)  # sums that were read are not kept
     tree.load(torch.from_numpy(weights))
     Oracle(np.concatenate([weights, np.zeros(1000 - count)])).compare(tree)
 
 
 def test_a_cleared_tree_is_as_new(make: Make) -> None:
-    tree = loaded(make, whole_numbers(1000, 5, 0))
+    weights = whole_numbers(1000, 5, 0)
+    tree = loaded(make, weights)
+    Oracle(weights).compare(tree)
     tree.clear()
     Oracle(np.zeros(1000)).compare(tree)
     tree.set(torch.tensor([999]), torch.tensor([2.0]))
@@ -160,7 +166,7 @@ def test_weights_are_rounded_to_the_type_of_the_tree(make: Make) -> None:
         assert weights.double().tolist() == [kept] * 3
 
 
-def test_what_comes_out_is_a_copy(make: Make) -> None:
+def test_returned_weights_are_copies(make: Make) -> None:
     tree = loaded(make, np.ones(20))
     tree.weights().zero_()
     tree.get(torch.arange(20)).zero_()
@@ -169,7 +175,7 @@ def test_what_comes_out_is_a_copy(make: Make) -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda tree: pickle.loads(pickle.dumps(tree))])
-def test_copies_lead_lives_of_their_own(make: Make, copied: Callable[[PriorityTree], PriorityTree]) -> None:
+def test_copies_are_independent(make: Make, copied: Callable[[PriorityTree], PriorityTree]) -> None:
     weights = whole_numbers(1000, 5, 0.3)
     tree = loaded(make, weights, torch.float64)
     other = copied(tree)
@@ -246,7 +252,7 @@ def test_no_fraction_gives_no_leaf(make: Make) -> None:
     assert (len(index), len(weights), index.dtype) == (0, 0, torch.int64)
 
 
-def test_two_kinds_draw_the_same() -> None:
+def test_both_kinds_draw_the_same() -> None:
     weights = np.random.default_rng(3).random(50_000)
     fractions = torch.rand(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     drawn = [loaded(lambda *a, k=k: k(*a, torch.device("cpu")), weights).draw(fractions)[0] for k, _ in KINDS[:2]]
@@ -280,7 +286,7 @@ def test_totals_of_large_trees_do_not_drift(make: Make, capacity: int) -> None:
 
 
 @pytest.mark.parametrize("index", [[3, 20], [-1], [0, 1 << 40], [-(1 << 40)]])
-def test_leaves_that_are_not_there_are_refused_and_nothing_changes(make: Make, index: list[int]) -> None:
+def test_missing_leaves_are_refused_and_nothing_changes(make: Make, index: list[int]) -> None:
     tree = loaded(make, np.ones(20))
     for weights in (torch.full((len(index),), 9.0), 9.0):
         with pytest.raises(IndexError, match="there are 20"):
@@ -290,7 +296,7 @@ def test_leaves_that_are_not_there_are_refused_and_nothing_changes(make: Make, i
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 3), (4, 3), (0, 21)])
-def test_runs_that_are_not_there_are_refused(make: Make, start: int, stop: int) -> None:
+def test_missing_runs_are_refused(make: Make, start: int, stop: int) -> None:
     with pytest.raises(IndexError, match="there are 20"):
         make(20).fill(start, stop, 1.0)
 
@@ -316,7 +322,7 @@ def test_a_tree_of_zeros_cannot_be_drawn_from(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("capacity", "dtype"), [(0, torch.float32), (-3, torch.float32), (5, torch.float16)])
-def test_odd_trees_are_refused(capacity: int, dtype: torch.dtype) -> None:
+def test_trees_without_leaves_or_of_other_types_are_refused(capacity: int, dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=r"the capacity is|dtype is torch.float16"):
         priority_tree(capacity, dtype)
 
@@ -351,13 +357,13 @@ def test_the_compiled_kind_is_taken_on_the_cpu() -> None:
 
 
 @pytest.mark.usefixtures("without_numba")
-def test_without_numba_torch_does_it() -> None:
+def test_the_torch_kind_is_taken_without_numba() -> None:
     tree = priority_tree(5, torch.float64, "cpu")
     assert (type(tree), tree.dtype) == (TorchTree, torch.float64)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_torch_does_it_on_an_accelerator() -> None:
+def test_the_torch_kind_is_taken_on_an_accelerator() -> None:
     tree = priority_tree(5, device="cuda")
     tree.set(torch.tensor([3]), torch.tensor([2.0]))
     index, weights = tree.draw(torch.zeros(2, dtype=torch.float64))
@@ -384,7 +390,7 @@ def test_a_forest_draws_what_its_trees_draw(by_batch: bool) -> None:
         np.testing.assert_array_equal(weights[part], expected.double().numpy() / least)
 
 
-def test_a_forest_draws_from_no_tree_without_weights_and_takes_none_of_another_kind() -> None:
+def test_a_forest_refuses_empty_trees_and_other_kinds() -> None:
     forest, tree = Forest(1), CompiledTree(3)
     assert not forest.plant(0, TorchTree(3))
     assert forest.plant(0, tree)
@@ -396,9 +402,6 @@ def test_a_forest_draws_from_no_tree_without_weights_and_takes_none_of_another_k
     assert drawn[0].tolist() == [1] * 4
 
 
-# Trees of torch functions: deterministic algorithms, and what is read after a change.
-
-
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
@@ -408,48 +411,9 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("capacity", [1, 31, 33, 1025, 5000])
-def test_deterministic_algorithms_draw_the_same(device: str, capacity: int) -> None:
-    random = np.random.default_rng(capacity)
-    weights = random.integers(0, 1000, capacity).astype(np.float64)
-    weights[0] = 5
-    tree, fractions, stops = TorchTree(capacity, device=device), random.random(1000), np.cumsum(weights)
-    tree.set(torch.arange(capacity), torch.from_numpy(weights))
-    expected = np.searchsorted(stops, fractions * stops[-1], side="right")
-    assert tree.draw(torch.from_numpy(fractions))[0].tolist() == expected.tolist()
+def test_deterministic_algorithms_draw_the_same(device: str) -> None:
+    def make(capacity: int, dtype: torch.dtype = torch.float32) -> PriorityTree:
+        return TorchTree(capacity, dtype, torch.device(device))
 
-
-@pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_deterministic_algorithms_never_draw_a_leaf_of_weight_zero(device: str, dtype: torch.dtype) -> None:
-    random = np.random.default_rng(5)
-    weights = 10.0 ** random.uniform(-15, 15, 3000) * (random.random(3000) < 0.4)
-    tree = TorchTree(3000, dtype, device)
-    tree.load(torch.from_numpy(weights))
-    borders = np.cumsum(weights) / weights.sum()
-    near = np.concatenate([borders, np.nextafter(borders, 0), random.random(5000), [0.0, GREATEST]])
-    leaves, found = tree.draw(torch.from_numpy(near[near < 1]))
-    assert (weights[leaves.cpu()] > 0).all()
-    assert (found > 0).all()
-
-
-CHANGES: dict[str, Callable[[TorchTree], object]] = {
-    "set": lambda tree: tree.set(torch.tensor([39, 0]), torch.tensor([2.0, 3.0])),
-    "fill": lambda tree: tree.fill(0, 39, 0.5),
-    "load": lambda tree: tree.load(torch.ones(7)),
-    "clear": TorchTree.clear,
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_is_read_of_a_tree_is_as_of_now(device: str, change: str) -> None:
-    tree = TorchTree(40, device=device)
-    tree.load(torch.arange(1.0, 41.0))
-    assert (tree.total, tree.minimum, tree.maximum) == (820, 1, 40)
-    CHANGES[change](tree)
-    weights = tree.weights().double().cpu()
-    positive = weights[weights > 0]
-    least = float(positive.min()) if len(positive) else math.inf
-    assert (tree.total, tree.minimum, tree.maximum) == (float(weights.sum()), least, float(weights.max()))
+    test_fractions_fall_where_the_oracle_says(make)  # type: ignore[call-arg]
+    test_a_leaf_of_weight_zero_is_never_drawn(make)  # type: ignore[call-arg]

@@ -13,15 +13,13 @@ import psutil
 import pytest
 import torch
 from processes import run_forked
-from streams import BATCH, SAMPLERS, contents, opened, rows
+from streams import BATCH, SAMPLERS, contents, epochs, opened, rows
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
-from waiting import wait_until
+from waiting import HANG, wait_until
 
 import rbtool
 from rbtool.core.testing.datasets import write_mixture, write_packed
-
-# Loaders with real workers: start methods, persistent ones, ranks of gloo, workers that die, Ctrl-C.
 
 Walks = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -39,8 +37,8 @@ def loader(dataset: Any, workers: int, **options: Any) -> Any:
     ],
 )
 def test_batches_are_the_same_for_any_number_of_workers(walks: Walks, sampler: str) -> None:
-    alone = opened(walks("ragged"), sampler)
-    expected = [contents(loader(alone, 0)) for _ in range(2)]
+    expected = epochs(walks("ragged"), 2, sampler)
+    assert contents(loader(opened(walks("ragged"), sampler), 0)) == expected[0]
     made = loader(opened(walks("ragged"), sampler), 2)
     assert [contents(made) for _ in range(2)] == expected
     assert contents(loader(opened(walks("ragged"), sampler), 4)) == expected[0]
@@ -51,17 +49,15 @@ def test_batches_are_the_same_for_any_number_of_workers(walks: Walks, sampler: s
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 @pytest.mark.parametrize("method", [pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver")])
-def test_start_methods_make_no_difference(walks: Walks, tmp_path: Path, method: str, layout: Any) -> None:
+def test_batches_are_the_same_for_any_start_method(walks: Walks, tmp_path: Path, method: str, layout: Any) -> None:
     stored = walks("ragged")
     if layout == "packed":
         write_packed(stored, tmp_path / layout)
     else:
         shutil.copytree(stored, tmp_path / layout)
-    alone = opened(tmp_path / layout, "slices")
-    expected = [contents(alone) for _ in range(3)]
+    expected = epochs(tmp_path / layout, 3, "slices")
     made = loader(opened(tmp_path / layout, "slices"), 2, multiprocessing_context=method)
-    assert [contents(made) for _ in range(2)] == expected[:2]
-    assert contents(made) == expected[2]
+    assert [contents(made) for _ in range(3)] == expected
     options: Any = {"multiprocessing_context": method, "persistent_workers": True}
     kept = rbtool.TorchLoader(opened(tmp_path / layout, "slices"), num_workers=2, **options)
     assert [contents(kept) for _ in range(2)] == expected[:2]
@@ -69,27 +65,25 @@ def test_start_methods_make_no_difference(walks: Walks, tmp_path: Path, method: 
 
 @pytest.mark.parametrize("style", ["iterable", "map"])
 def test_persistent_workers_follow_the_epoch(walks: Walks, style: str) -> None:
-    alone = opened(walks("ragged"))
-    epochs = [contents(alone) for _ in range(5)]
+    expected = epochs(walks("ragged"), 5)
     dataset = opened(walks("ragged"), style=style)
     made = loader(dataset, 2, persistent_workers=True)
     for epoch in (0, 1, 4, 2):
         dataset.set_epoch(epoch)
-        assert contents(made) == epochs[epoch]
+        assert contents(made) == expected[epoch]
     if style == "iterable":
-        assert contents(made) == epochs[3]
+        assert contents(made) == expected[3]
         dataset.load_state_dict(opened(walks("ragged")).state_dict() | {"epoch": 1, "batch": 2})
-        assert contents(made) == epochs[1][2:]
+        assert contents(made) == expected[1][2:]
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["new", "persistent"])
-def test_a_pass_that_was_left_is_followed_by_the_next_epoch(walks: Walks, options: dict[str, Any]) -> None:
-    alone = opened(walks("ragged"))
-    epochs = [contents(alone) for _ in range(3)]
+def test_the_next_epoch_follows_an_abandoned_pass(walks: Walks, options: dict[str, Any]) -> None:
+    expected = epochs(walks("ragged"), 3)
     ours = rbtool.TorchLoader(opened(walks("ragged")), num_workers=2, **options)
     for made in (loader(opened(walks("ragged")), 2, **options), ours):
-        assert contents([next(iter(made))]) == epochs[0][:1]
-        assert [contents(made) for _ in range(2)] == epochs[1:]
+        assert contents([next(iter(made))]) == expected[0][:1]
+        assert [contents(made) for _ in range(2)] == expected[1:]
 
 
 def test_workers_send_batches_of_every_kind() -> None:
@@ -132,14 +126,14 @@ def of_rank(path: Path, rank: int, ranks: int, meeting: Path, queue: Any) -> Non
 
 def test_ranks_of_a_process_group_divide_an_epoch(walks: Walks, tmp_path: Path) -> None:
     context, ranks = multiprocessing.get_context("fork"), 2
-    queue = context.SimpleQueue()
+    queue = context.Queue()
     arguments = [(walks("ragged"), rank, ranks, tmp_path / "meeting", queue) for rank in range(ranks)]
     processes = [context.Process(target=of_rank, args=one) for one in arguments]
     for process in processes:
         process.start()
-    answers = [queue.get() for _ in range(ranks)]
+    answers = [queue.get(timeout=HANG) for _ in range(ranks)]
     for process in processes:
-        process.join()
+        process.join(HANG)
     assert sorted(row for found, _ in answers for batch in found for row in batch) == list(range(33))
     assert {together for _, together in answers} == {2 * len(answers[0][0])}
 
@@ -176,7 +170,7 @@ def wait_for_the_end(workers: str) -> None:
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), "the end of the workers")
 
 
-def test_a_worker_that_dies_or_ctrl_c_ends_loop_and_workers(walks: Walks) -> None:
+def test_a_dead_worker_and_ctrl_c_end_the_loop_and_all_workers(walks: Walks) -> None:
     done = run_forked(ENDED, walks("ragged"), "kill")
     workers, error = done.stdout.splitlines()[:2]
     assert "worker" in error
@@ -187,7 +181,7 @@ def test_a_worker_that_dies_or_ctrl_c_ends_loop_and_workers(walks: Walks) -> Non
 
 
 @pytest.mark.slow
-def test_an_error_in_a_worker_keeps_its_type_and_its_words(walks: Walks) -> None:
+def test_an_error_in_a_worker_keeps_its_type_and_message(walks: Walks) -> None:
     def broken(batch: Any) -> Any:
         raise ValueError("no such thing")
 
@@ -222,7 +216,7 @@ def test_an_error_of_rbtool_in_a_worker_has_its_own_message_and_hint(walks: Walk
         ({"in_order": False}, "in_order"),
     ],
 )  # fmt: skip
-def test_what_the_data_set_decides_is_refused(walks: Walks, options: dict[str, Any], message: str) -> None:
+def test_arguments_that_the_dataset_decides_are_refused(walks: Walks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rbtool.TorchLoader(opened(walks("ragged")), **options)
     with pytest.raises(ValueError, match="expected a torch dataset"):
@@ -249,7 +243,7 @@ def test_persistent_workers_with_a_copy_of_a_ring_are_refused() -> None:
         buffer.extend(torch.arange(100, 120))
 
 
-def test_a_buffer_in_a_loader_says_what_to_write(walks: Walks) -> None:
+def test_a_buffer_in_a_loader_names_the_right_call(walks: Walks) -> None:
     buffer = rbtool.load_dataset(walks("ragged"), BATCH, sampler=rbtool.SamplerWithoutReplacement(), seed=0)
     with pytest.raises(RuntimeError, match="whole epoch") as caught:
         len(loader(buffer, 2))
@@ -258,10 +252,8 @@ def test_a_buffer_in_a_loader_says_what_to_write(walks: Walks) -> None:
 
 # Batches arrive on the device, the same as without one, of mixtures too.
 
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
-]
+on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=on_cuda)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3, 100])
@@ -277,7 +269,7 @@ def test_batches_on_a_device_are_those_of_the_dataset(walks: Walks, device: str,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_batches_on_their_way_are_not_taken_yet(walks: Walks, device: str) -> None:
+def test_batches_made_ahead_are_not_part_of_the_state(walks: Walks, device: str) -> None:
     loader = rbtool.TorchLoader(opened(walks("ragged")), device=device, prefetch=4)
     batches = iter(loader)
     first = [next(batches), next(batches)]
@@ -287,7 +279,7 @@ def test_batches_on_their_way_are_not_taken_yet(walks: Walks, device: str) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_refused_before_the_first_batch(walks: Walks) -> None:
+def test_a_missing_device_is_refused_before_the_first_batch(walks: Walks) -> None:
     with pytest.raises(ValueError, match="which PyTorch does not find"):
         rbtool.TorchLoader(opened(walks("ragged")), device="cuda")
 
@@ -300,18 +292,14 @@ def test_workers_cannot_read_rows_on_the_gpu(walks: Walks) -> None:
     rbtool.TorchLoader(dataset)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@on_cuda
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"pin_memory": True}])
 def test_rows_on_the_gpu_arrive_as_they_are(ahead: int, options: dict[str, bool]) -> None:
-    made = [
-        rbtool.ReplayBuffer(
-            storage=rbtool.LazyTensorStorage(40, device=device), sampler=rbtool.SamplerWithoutReplacement()
-        )
-        for device in ("cuda", "cpu")
-    ]  # fmt: skip
     found = []
-    for buffer in made:
+    for device in ("cuda", "cpu"):
+        storage = rbtool.LazyTensorStorage(40, device=device)
+        buffer = rbtool.ReplayBuffer(storage=storage, sampler=rbtool.SamplerWithoutReplacement())
         buffer.extend(TensorDict({"a": torch.arange(40)}, [40]))
         loader = rbtool.TorchLoader(rbtool.torch_dataset(buffer, 8, seed=0), device="cuda", prefetch=ahead, **options)
         found.append([batch["a"] for batch in loader])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from streams import contents, opened
+from streams import contents, epochs, opened
 from torch.utils.data import DataLoader
 
 import rbtool
@@ -27,11 +27,6 @@ MAKERS: dict[str, Callable[[Any], Any]] = {
 WITH_STATE = [name for name in MAKERS if not name.startswith("DataLoader")]
 
 
-def epochs(walks: Walks, count: int, seed: int = 3) -> list[Any]:
-    alone = opened(walks("ragged"), seed=seed)
-    return [contents(alone) for _ in range(count)]
-
-
 @pytest.mark.parametrize("kind", MAKERS)
 def test_passes_that_take_turns_are_different_epochs(walks: Walks, kind: str) -> None:
     made = MAKERS[kind](opened(walks("ragged")))
@@ -41,8 +36,8 @@ def test_passes_that_take_turns_are_different_epochs(walks: Walks, kind: str) ->
         for batches, batch in zip(found, pair, strict=True):
             batches.append(batch)
     if kind not in WITH_STATE:  # whose workers start first decides
-        found.sort(key=lambda batches: contents(batches) != epochs(walks, 1)[0])
-    assert list(map(contents, found)) == epochs(walks, 2)
+        found.sort(key=lambda batches: contents(batches) != epochs(walks("ragged"), 1)[0])
+    assert list(map(contents, found)) == epochs(walks("ragged"), 2)
 
 
 @pytest.mark.parametrize("kind", WITH_STATE)
@@ -53,16 +48,16 @@ def test_a_state_that_is_loaded_changes_no_pass_that_has_started(walks: Walks, k
     state = opened(walks("ragged"), seed=99).state_dict() | {"batch": 2}
     made.load_state_dict(state)
     assert made.state_dict() == state
-    assert contents([*first, *started]) == epochs(walks, 1)[0]
+    assert contents([*first, *started]) == epochs(walks("ragged"), 1)[0]
     made.load_state_dict(state)
-    assert contents(made) == epochs(walks, 1, seed=99)[0][2:]
+    assert contents(made) == epochs(walks("ragged"), 1, seed=99)[0][2:]
 
 
 @pytest.mark.parametrize("kind", WITH_STATE)
 def test_a_pass_that_has_ended_stays_so_and_changes_no_state(walks: Walks, kind: str) -> None:
     made = MAKERS[kind](opened(walks("ragged")))
     ended = iter(made)
-    assert contents(ended) == epochs(walks, 1)[0]
+    assert contents(ended) == epochs(walks("ragged"), 1)[0]
     started = iter(made)
     next(started)
     state = made.state_dict()
@@ -90,8 +85,8 @@ def test_loaders_of_one_data_set_do_not_change_each_others_pass(walks: Walks, wo
     first.append(next(started))
     state = one.state_dict()
     assert (state["seed"], state["epoch"], state["batch"]) == (3, 0, 2)
-    assert contents([*first, *started]) == epochs(walks, 1)[0]
-    assert found == epochs(walks, 1, seed=99)[0]
+    assert contents([*first, *started]) == epochs(walks("ragged"), 1)[0]
+    assert found == epochs(walks("ragged"), 1, seed=99)[0]
 
 
 def test_rows_written_are_found_by_passes_that_take_turns() -> None:
@@ -110,9 +105,9 @@ def test_rows_written_are_found_by_passes_that_take_turns() -> None:
 
 
 def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_one(monkeypatch) -> None:
-    shared, epochs = Passes(3), []
+    shared, found = Passes(3), []
     for worker in (0, 0, 1, 1, 0, 1):
         info = SimpleNamespace(id=worker, num_workers=2, seed=100 + worker)
         monkeypatch.setattr(torch_dataset, "get_worker_info", lambda info=info: info)
-        epochs.append((worker, shared.enter().epoch))
-    assert epochs == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
+        found.append((worker, shared.enter().epoch))
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]

@@ -17,17 +17,16 @@ import numpy as np
 import pytest
 import torch
 from cases import each
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, Fails, Works, contents, opened, rows, taken
+from streams import BATCH, EPISODES, SAMPLERS, WITH_EPOCHS, Fails, Works, contents, epochs, opened, rows, taken
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 import rbtool
 from rbtool.core.loading.torch_dataset import shard_of_process
-
-# Batches of torch datasets: the same for any number of workers, and each element once an epoch over all ranks.
+from rbtool.core.testing.datasets import write_walks
 
 Walks = Callable[[str], Path]
 pytestmark = [
@@ -61,8 +60,7 @@ def of_workers(dataset: Any, workers: int, seed: int = 77) -> list[Any]:
 
 @each(("episodes", "sampler"), ALL)
 def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: str, sampler: str) -> None:
-    alone = opened(walks(episodes), sampler)
-    expected = [contents(alone) for _ in range(2)]
+    expected = epochs(walks(episodes), 2, sampler)
     for workers in (1, 2, 4):
         dataset = opened(walks(episodes), sampler)
         assert [contents(of_workers(dataset, workers, seed)) for seed in (5, 900)] == expected
@@ -72,7 +70,7 @@ def test_batches_do_not_depend_on_the_number_of_workers(walks: Walks, episodes: 
 
 @each("ranks", [1, 2, 3])
 @each(("episodes", "sampler"), [one for one in ALL if one[1] in WITH_EPOCHS])
-def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(walks, episodes, sampler, ranks) -> None:
+def test_an_epoch_of_all_ranks_has_every_element_once(walks, episodes, sampler, ranks) -> None:
     entry = "episode" if "slices" in sampler else "index"
     for workers in (0, 2):
         parts = [opened(walks(episodes), sampler, rank=rank, world_size=ranks) for rank in range(ranks)]
@@ -84,7 +82,6 @@ def test_no_element_comes_twice_in_an_epoch_and_none_is_missing(walks, episodes,
         assert sorted(torch.cat(seen).tolist()) == list(range(count))
 
 
-@settings(max_examples=40)
 @given(
     size=st.integers(1, 60),
     batch=st.integers(1, 9),
@@ -107,7 +104,7 @@ def test_any_size_is_divided_among_ranks_and_workers(size, batch, ranks, workers
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "slices"])
-def test_ranks_draw_apart_with_replacement(walks: Walks, sampler: str) -> None:
+def test_ranks_draw_different_elements_with_replacement(walks: Walks, sampler: str) -> None:
     found = [rows(opened(walks("ragged"), sampler, rank=rank, world_size=2)) for rank in range(2)]
     assert all(one != other for one, other in zip(*found, strict=True))
 
@@ -128,21 +125,19 @@ def test_slices_are_consecutive_steps_of_one_episode(walks: Walks, episodes: str
             assert batch.shape == (2, BATCH // 2)
 
 
-def test_epochs_differ_and_workers_that_come_twice_have_the_next(walks: Walks) -> None:
-    one, other = opened(walks("ragged")), opened(walks("ragged"))
-    epochs = [rows(one) for _ in range(3)]
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
-    assert [rows(other) for _ in range(3)] == epochs
+def test_every_epoch_has_another_order_in_workers_as_well(walks: Walks) -> None:
+    one, other, by_workers = (opened(walks("ragged")) for _ in range(3))
+    found = [rows(one) for _ in range(3)]
+    assert found[0] != found[1] != found[2] != found[0]
+    assert [rows(other) for _ in range(3)] == found
     other.set_epoch(1)
-    assert rows(other) == epochs[1]
-    assert rows(opened(walks("ragged"), seed=4)) != epochs[0]
-    assert rows(opened(walks("ragged"), seed=(1 << 64) - 1)) != epochs[0]
-    dataset = opened(walks("ragged"))
-    expected = [rows(opened_at) for opened_at in [opened(walks("ragged"))] for _ in range(3)]
-    assert [rows(of_workers(dataset, 2, seed=5)) for _ in range(3)] == expected
+    assert rows(other) == found[1]
+    for seed in (4, (1 << 64) - 1):
+        assert rows(opened(walks("ragged"), seed=seed)) != found[0]
+    assert [rows(of_workers(by_workers, 2, seed=5)) for _ in range(3)] == found
 
 
-def test_without_end_batches_differ(walks: Walks) -> None:
+def test_an_endless_dataset_has_no_length_and_different_batches(walks: Walks) -> None:
     dataset = rbtool.torch_dataset(walks("ragged"), BATCH, sampler=rbtool.RandomSampler(), seed=1)
     stream = iter(dataset)
     found = [next(stream)["index"].tolist() for _ in range(30)]
@@ -175,7 +170,7 @@ def test_members_of_an_ensemble_with_seeds_of_their_own_draw_the_same(walks: Wal
     assert len({str(batch) for batch in alone}) == 5
 
 
-def test_a_buffer_keeps_its_stream_and_its_epoch(walks: Walks) -> None:
+def test_a_torch_dataset_does_not_advance_its_buffer(walks: Walks) -> None:
     for sampler in (rbtool.RandomSampler, rbtool.SamplerWithoutReplacement):
         one, other = (rbtool.load_dataset(walks("ragged"), BATCH, sampler=sampler(), seed=1) for _ in range(2))
         batches = {} if sampler is rbtool.SamplerWithoutReplacement else {"batches": 3}
@@ -195,7 +190,7 @@ def ring(size: int) -> Any:
 
 
 @pytest.mark.parametrize("size", [5, 20, 30])
-def test_an_epoch_of_a_ring_is_of_what_it_has_at_the_start(size: int) -> None:
+def test_an_epoch_of_a_ring_has_the_rows_at_its_start(size: int) -> None:
     buffer = ring(size)
     dataset = rbtool.torch_dataset(buffer, seed=1)
     assert sorted(torch.cat([batch["a"] for batch in dataset]).tolist()) == list(range(max(0, size - 20), size))
@@ -211,8 +206,7 @@ def test_an_epoch_of_a_ring_is_of_what_it_has_at_the_start(size: int) -> None:
 def test_only_the_path_is_pickled(walks: Walks) -> None:
     dataset = opened(walks("ragged"), "slices")
     list(dataset)
-    small = len(pickle.dumps(dataset))
-    assert small < 20_000
+    assert len(pickle.dumps(dataset)) < 20_000
     again = pickle.loads(pickle.dumps(dataset))
     assert rows(again) == rows(dataset)  # both go on with the second epoch
 
@@ -261,16 +255,16 @@ class Reversed(rbtool.SamplerWithoutReplacement):
         ({"seed": "1"}, "the seed is '1'"),
     ],
 )
-def test_what_makes_no_sense_is_a_value_error(walks: Walks, options: dict[str, Any], message: str) -> None:
+def test_arguments_without_sense_are_a_value_error(walks: Walks, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         rbtool.torch_dataset(walks("ragged"), **{"batch_size": BATCH, "seed": 0} | options)
 
 
-def test_ranks_may_be_integers_of_numpy() -> None:
+def test_ranks_can_be_integers_of_numpy() -> None:
     assert shard_of_process(np.int64(1), np.int64(2)) == shard_of_process(1, 2)  # type: ignore[arg-type]
 
 
-def test_samplers_and_arguments_that_make_no_sense_are_refused(walks: Walks) -> None:
+def test_samplers_of_members_and_arguments_of_a_buffer_are_refused(walks: Walks) -> None:
     member = rbtool.load_dataset(walks("ragged"), sampler=rbtool.SamplerWithoutReplacement(), seed=0)
     with pytest.raises(ValueError, match="member 0"):
         rbtool.torch_dataset(rbtool.ReplayBufferEnsemble(member), BATCH, seed=0)
@@ -305,7 +299,7 @@ def test_too_few_elements_are_a_runtime_error(walks: Walks) -> None:
         (rbtool.SliceSamplerWithoutReplacement(slice_len=500), 500, "there are 0 trajectories"),
     ],
 )
-def test_batches_that_cannot_be_drawn_are_refused_before_there_are_workers(walks, sampler, size, message) -> None:
+def test_impossible_batches_are_refused_before_workers_start(walks, sampler, size, message) -> None:
     with pytest.raises((ValueError, RuntimeError, KeyError), match=message):
         rbtool.torch_dataset(walks("ragged"), size, sampler=sampler, seed=0)
 
@@ -324,7 +318,7 @@ def test_samplers_refuse_a_batch_size_without_a_storage(sampler: Any, message: s
         sampler.check_batch_size(12)
 
 
-def test_a_ring_that_is_filled_later_has_batches_then() -> None:
+def test_an_empty_ring_can_be_filled_later() -> None:
     buffer = rbtool.TensorDictReplayBuffer(
         storage=rbtool.LazyTensorStorage(20), sampler=rbtool.SliceSampler(slice_len=4), batch_size=8
     )
@@ -352,7 +346,7 @@ def test_batches_by_number_end(walks: Walks) -> None:
         dataset.set_epoch(-1)
 
 
-def test_torchruns_variables_name_the_rank(walks: Walks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_is_read_from_the_variables_of_torchrun(walks: Walks, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows(opened(walks("ragged"), rank=1, world_size=3))
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -403,7 +397,7 @@ def test_the_workers_of_a_torch_loader_lose_no_batch(walks: Walks) -> None:
 
 
 @pytest.mark.parametrize("loader", [False, True])
-def test_the_state_after_a_failure_has_the_batch_that_failed(walks: Walks, loader: bool) -> None:
+def test_the_state_after_a_failure_includes_the_failed_batch(walks: Walks, loader: bool) -> None:
     dataset = opened(walks("ragged"), transform=Fails())
     source = rbtool.TorchLoader(dataset) if loader else dataset
     batches, found = iter(source), []
@@ -500,8 +494,6 @@ def test_a_state_of_other_batches_is_refused(walks: Walks, options: dict[str, An
 
 
 def test_states_of_others_and_of_workers_ahead_are_refused(walks: Walks, tmp_path: Path) -> None:
-    from rbtool.core.testing.datasets import write_walks
-
     write_walks(tmp_path / "other", EPISODES["ragged"], seed=9)
     with pytest.raises(RuntimeError, match="content"):
         opened(tmp_path / "other").load_state_dict(opened(walks("ragged")).state_dict())
@@ -525,8 +517,7 @@ def stateful(dataset: Any, workers: int, **options: Any) -> Any:
 @pytest.mark.parametrize("style", ["iterable", "map"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_torchdatas_loader_continues(walks: Walks, style: str, workers: int) -> None:
-    plain = opened(walks("ragged"))
-    expected = [contents(plain), contents(plain)]
+    expected = epochs(walks("ragged"), 2)
     for stop in (3, len(expected[0])):
         loader = stateful(opened(walks("ragged"), style=style), workers)
         stream = iter(loader)

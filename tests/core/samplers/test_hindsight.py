@@ -32,7 +32,7 @@ def table_of(lengths: list[int], written: int, storage: LazyTensorStorage) -> Tr
     return table
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3 * CAPACITY), st.integers(0, 99))
 @pytest.mark.parametrize("strategy", [strategy for strategy in HindsightStrategy if strategy != "random"])
 def test_the_compiled_loop_chooses_the_same_rows(strategy: Any, lengths: list[int], written: int, seed: int) -> None:
@@ -80,7 +80,7 @@ def reader(strategy: str = "future", keys: Any = GOAL, achieved: Any = ACHIEVED)
     return HindsightReader(HindsightStrategy(strategy), keys, achieved)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3 * CAPACITY), st.integers(0, 99),
     st.floats(0.01, 1), st.sampled_from(list(HindsightStrategy)),

@@ -1,6 +1,9 @@
+"""`PrioritizedSliceSampler`: the probability of each first step, weights, states, and the tree behind them."""
+
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,30 +11,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import UsageError
-from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler
+from rbtool.core.samplers.prioritized import PrioritizedSampler, PrioritizedSliceSampler, StartTree
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage
-from rbtool.core.testing.slice_samplers import Slicing, Twin, episodes, rows_of
+from rbtool.core.testing.slice_samplers import Twin, episodes, rows_of
 
 CASES = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 
 
 def sampler_of(capacity: int = 12, alpha: float = 1.0, beta: float = 0.5, **options: Any) -> PrioritizedSliceSampler:
-    given = {"slice_len": 2, "end_key": ("next", "done"), "eps": 0.0, "dtype": torch.float64}
-    return PrioritizedSliceSampler(capacity, alpha, beta, **given | options)
+    options = {"slice_len": 2, "end_key": ("next", "done"), "eps": 0.0, "dtype": torch.float64, **options}
+    return PrioritizedSliceSampler(capacity, alpha, beta, **options)
 
 
-def twin_of(sampler: PrioritizedSliceSampler, lengths: list[int], lanes: int = 1) -> Twin:
-    twin = Twin(sampler.max_capacity // lanes, sampler, lanes, min(lanes, 2))
+def twin_of(sampler: PrioritizedSliceSampler, lengths: list[int]) -> Twin:
+    twin = Twin(sampler.max_capacity, sampler)
     write(twin, lengths)
     return twin
 
 
 def write(twin: Twin, lengths: list[int], ending: Any = "terminated") -> None:
-    twin.extend(rows_of([episodes(lengths, [ending])] * twin.model.lanes, sum(lengths)))
+    twin.extend(rows_of([episodes(lengths, [ending])], sum(lengths)))
 
 
 def starts(twin: Twin) -> dict[int, float]:
@@ -84,7 +89,7 @@ def test_a_span_leaves_out_steps_at_the_end_of_trajectories(
 
 
 def test_updates_and_writes_between_samples() -> None:
-    twin = twin_of(sampler_of(), [3, 2], lanes=1)
+    twin = twin_of(sampler_of(), [3, 2])
     twin.buffer.update_priority(torch.arange(5), torch.full((5,), 2.0))
     assert starts(twin) == pytest.approx({0: 1 / 3, 1: 1 / 3, 3: 1 / 3})
     twin.buffer.update_priority(torch.tensor([1, 2, 3]), torch.tensor([4.0, 9.0, 0.0]))
@@ -95,24 +100,7 @@ def test_updates_and_writes_between_samples() -> None:
     assert starts(twin) == pytest.approx({0: 2 / 15, 1: 4 / 15, 5: 9 / 15})
 
 
-def test_edge_03_13_trajectories_across_the_end_of_the_ring() -> None:
-    twin = twin_of(sampler_of(8), [5, 6])
-    assert twin.model.runs("done") == [((3,), (4,)), ((5,), (6,), (7,), (0,), (1,), (2,))]
-    twin.buffer.update_priority(torch.arange(8), torch.arange(1.0, 9.0))
-    weights = {3: 4.0, 5: 6.0, 6: 7.0, 7: 8.0, 0: 1.0, 1: 2.0}
-    assert starts(twin) == pytest.approx({place: weight / 28 for place, weight in weights.items()})
-    drawn, _ = twin.draw(400)
-    assert set(drawn) == set(twin.legal("done", Slicing(2)))
-
-
-def test_edge_03_13_lanes_of_storages_that_are_not_full() -> None:
-    twin = twin_of(sampler_of(24), [2, 1], lanes=2)
-    places = torch.cartesian_prod(torch.arange(3), torch.arange(2))
-    twin.buffer.update_priority(places, torch.tensor([1.0, 3, 8, 8, 8, 8]))
-    assert starts(twin) == pytest.approx({0: 1 / 4, 1: 3 / 4})
-
-
-def test_nothing_is_changed_and_restored() -> None:
+def test_a_draw_does_not_change_the_state() -> None:
     twin = twin_of(sampler_of(), [3, 2, 1])
     twin.buffer.update_priority(torch.arange(6), torch.arange(1.0, 7.0))
     before = twin.buffer.sampler.state_dict()["_sum_tree"]
@@ -121,7 +109,7 @@ def test_nothing_is_changed_and_restored() -> None:
     assert before.tolist() == [1, 2, 3, 4, 5, 6] + [0] * 6
 
 
-# What is said ----------------------------------------------------------------------------------------
+# Weights ---------------------------------------------------------------------------------------------
 
 
 def test_each_step_has_the_priority_weight_of_its_slice() -> None:
@@ -182,7 +170,7 @@ def test_what_torchrl_wrote_is_read() -> None:
 
 
 @pytest.mark.parametrize("way", ["folder", "state", "pickle"])
-def test_the_next_draws_are_the_same(tmp_path: Path, way: str) -> None:
+def test_a_restored_sampler_draws_the_same_next(tmp_path: Path, way: str) -> None:
     twin = twin_of(sampler_of(eps=1e-3), [3, 2, 6, 4])
     twin.buffer.update_priority(torch.arange(12), torch.rand(12))
     twin.draw(4)
@@ -203,7 +191,7 @@ def test_the_next_draws_are_the_same(tmp_path: Path, way: str) -> None:
             write(each, [1 + number % 3])
 
 
-def test_emptied_it_forgets() -> None:
+def test_an_emptied_sampler_forgets_what_was_legal() -> None:
     twin = twin_of(sampler_of(), [3, 2])
     starts(twin)
     twin.buffer.empty()
@@ -214,7 +202,7 @@ def test_emptied_it_forgets() -> None:
     assert starts(twin) == {1: 1.0}
 
 
-# What cannot be --------------------------------------------------------------------------------------
+# Bad input -------------------------------------------------------------------------------------------
 
 
 def test_a_left_span_is_left_out_with_a_warning() -> None:
@@ -234,7 +222,7 @@ def test_starts_of_weight_0_are_not_drawn() -> None:
 
 
 @pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
-def test_priorities_that_cannot_be_change_nothing(priority: float) -> None:
+def test_refused_priorities_change_nothing(priority: float) -> None:
     twin = twin_of(sampler_of(), [3, 2])
     before = starts(twin)
     with pytest.raises(ValueError, match="finite numbers of at least 0"):
@@ -252,10 +240,89 @@ def test_bad_arguments() -> None:
         twin_of(sampler_of(4), [3]).loaded(8, sampler_of(4))
 
 
-def test_it_is_both_kinds() -> None:
+def test_the_sampler_is_of_both_kinds() -> None:
     sampler = sampler_of()
     assert isinstance(sampler, SliceSampler)
     assert isinstance(sampler, PrioritizedSampler)
     assert sampler.reads_rows is True
     assert "max_capacity=12" in repr(sampler)
     assert "slice_len=2" in repr(sampler)
+
+
+# The tree -------------------------------------------------------------------------------------------
+
+SIZE = 37
+
+leaves = st.lists(st.integers(0, SIZE - 1), max_size=12)
+deeds = st.lists(
+    st.one_of(
+        st.tuples(st.just("set"), leaves),
+        st.tuples(st.just("same"), leaves),
+        st.tuples(st.just("fill"), st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted)),
+        st.tuples(st.just("allow"), leaves.map(lambda some: sorted(set(some)))),
+        st.tuples(st.just("only"), leaves),
+        st.tuples(st.just("load"), st.integers(0, SIZE)),
+    ),
+    max_size=12,
+)
+
+
+@given(deeds, st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]))
+def test_both_trees_follow_a_plain_list(found: list[tuple[str, list[int]]], seed: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tree, weights, legal = StartTree(SIZE, dtype), torch.zeros(SIZE, dtype=dtype), torch.zeros(SIZE, dtype=torch.bool)
+    for what, where in found:
+        if what == "load":
+            given_weights = torch.rand(where, generator=generator, dtype=dtype)  # type: ignore[call-overload]
+            tree.load(given_weights)
+            weights = torch.cat([given_weights, torch.zeros(SIZE - where, dtype=dtype)])  # type: ignore[operator]
+        elif what == "fill":
+            tree.fill(*where, 0.5)
+            weights[slice(*where)] = 0.5
+        else:
+            index = torch.tensor(where, dtype=torch.int64)
+            values, flags = torch.rand(len(where), generator=generator, dtype=dtype), torch.rand(SIZE) < 0.5
+            if what == "set":
+                tree.set(index, values)
+                for leaf, value in zip(where, values, strict=True):
+                    weights[leaf] = value
+            elif what == "same":
+                tree.set(index, 0.25)
+                weights[index] = 0.25
+            elif what == "allow":
+                tree.allow(index, flags[: len(where)])
+                legal[index] = flags[: len(where)]
+            else:
+                tree.allow_only(flags)
+                legal = flags
+    assert torch.equal(tree.weights(), weights)
+    assert torch.equal(tree.starts.weights(), weights.where(legal, 0))
+    assert tree.total == pytest.approx(float(weights.where(legal, 0).double().sum()))
+    assert tree.maximum == pytest.approx(float(weights.max()))
+    assert tree.minimum == pytest.approx(float(weights[weights > 0].min()) if weights.any() else math.inf)
+
+
+def test_a_tree_draws_only_legal_starts() -> None:
+    tree = StartTree(10, torch.float32)
+    tree.fill(0, 10, 2.0)
+    tree.allow(torch.tensor([3, 7]), torch.tensor([True, True]))
+    index, weights = tree.draw(torch.rand(50, dtype=torch.float64))
+    assert (set(index.tolist()), set(weights.tolist())) == ({3, 7}, {2.0})
+
+
+def test_a_tree_that_grows_remembers_what_is_legal() -> None:
+    tree = StartTree(4, torch.float64)
+    tree.fill(0, 4, 2.0)
+    tree.allow(torch.tensor([1, 3]), torch.tensor([True, True]))
+    larger = tree.grown(30)
+    assert (larger.capacity, larger.total, larger.dtype) == (30, 4, torch.float64)
+    assert larger.weights().tolist() == [2.0] * 4 + [0.0] * 26
+    assert set(larger.draw(torch.rand(50, dtype=torch.float64))[0].tolist()) == {1, 3}
+
+
+def test_a_pickled_tree_forgets_what_is_legal() -> None:
+    tree = StartTree(10, torch.float64)
+    tree.fill(0, 4, 2.0)
+    tree.allow_only(torch.ones(10, dtype=torch.bool))
+    again = pickle.loads(pickle.dumps(tree))
+    assert (again.weights().tolist(), again.total) == ([2.0] * 4 + [0.0] * 6, 0)

@@ -135,9 +135,9 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ACTIONS, st.sampled_from([LazyTensorStorage, LazyStackStorage]), st.sampled_from(STRATEGIES), st.booleans())
-def test_histories(actions: list[Any], storage: Any, strategy: str, always: bool) -> None:
+def test_batches_are_right_after_any_history(actions: list[Any], storage: Any, strategy: str, always: bool) -> None:
     buffer, model = buffer_of(PromptGroupSampler(samples_per_group=2, strategy=strategy), storage), Model()
     buffer.extend(rows([0, 1, 1]))
     model.write(3)
@@ -246,7 +246,7 @@ def test_saved_buffers_continue(strategy: str, way: str, tmp_path: Any) -> None:
             buffer.extend(rows([3] * 6, start))
 
 
-def test_a_full_ring_in_a_larger_storage(tmp_path: Any) -> None:
+def test_recency_is_kept_in_a_larger_storage(tmp_path: Any) -> None:
     one = buffer_of(PromptGroupSampler(num_groups=1, strategy="recency"))
     for start in (0, 7):
         one.extend(rows([1] * 7, start))
@@ -305,20 +305,20 @@ def test_the_generator_alone_decides() -> None:
         ({"num_groups": 1, "group_key": 3}, ValueError),
     ],
 )
-def test_invalid_arguments(arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_arguments_without_sense_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         PromptGroupSampler(**arguments)
 
 
 @pytest.mark.parametrize("arguments", [{"num_groups": 3}, {"samples_per_group": 3}])
-def test_batches_that_cannot_be_divided(arguments: dict[str, Any]) -> None:
+def test_batch_sizes_that_cannot_be_divided_are_refused(arguments: dict[str, Any]) -> None:
     buffer = buffer_of(PromptGroupSampler(**arguments))
     buffer.extend(rows([1] * 4))
     with pytest.raises(ValueError, match="cannot be divided by"):
         buffer.sample()
 
 
-def test_storages_that_are_not_grouped() -> None:
+def test_storages_without_groups_are_refused() -> None:
     listed = ReplayBuffer(storage=ListStorage(10), sampler=PromptGroupSampler(num_groups=1), batch_size=2)
     listed.extend(rows([1] * 4))
     with pytest.raises(TypeError, match="ListStorage"):
@@ -332,7 +332,7 @@ def test_storages_that_are_not_grouped() -> None:
 
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyStackStorage])
-def test_entries_that_do_not_fit(storage: Any) -> None:
+def test_entries_that_do_not_fit_are_refused(storage: Any) -> None:
     cases = [
         ({"other": torch.zeros(4)}, {}, KeyError, "query"),
         ({"query": torch.full((4,), torch.nan)}, {}, RuntimeError, "NaN"),

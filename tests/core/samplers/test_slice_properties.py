@@ -73,6 +73,11 @@ def arguments(rule: Slicing, signal: str) -> dict[str, Any]:
     }
 
 
+def without_weights(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that samplers without replacement have as well."""
+    return {key: value for key, value in options.items() if key not in {"span", "weight"}}
+
+
 def every_ring() -> list[Any]:
     """Each situation with each of the contents in one and two dimensions; signals and rules take turns."""
     found = []
@@ -167,8 +172,8 @@ def test_starts_are_drawn_by_priority_among_legal_ones(name: str, contents: str,
 def test_an_epoch_visits_each_trajectory_once(name: str, contents: str, strict: bool) -> None:
     ndim = 1 + (SITUATIONS.index(name) + list(CONTENTS).index(contents) + strict) % 2
     rule = Slicing(2, strict_length=strict)
-    given = {key: value for key, value in arguments(rule, "done").items() if key not in {"span", "weight"}}
-    twin = situation(name, contents, SliceSamplerWithoutReplacement(**given), lanes=ndim, ndim=ndim)
+    sampler = SliceSamplerWithoutReplacement(**without_weights(arguments(rule, "done")))
+    twin = situation(name, contents, sampler, lanes=ndim, ndim=ndim)
     runs = [run for run in twin.model.runs("done") if len(run) >= 2 or not strict]
     if not runs:
         with pytest.raises(RuntimeError, match="long"):
@@ -197,7 +202,12 @@ def test_slices_of_an_epoch_have_their_probability() -> None:
 
 
 EXAMPLES = int(os.environ.get("RBTOOL_SLICE_EXAMPLES", "60"))
-ALPHA = 0.6
+lengths = pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(10 * EXAMPLES, marks=pytest.mark.slow)])
+
+
+def many(examples: int) -> settings:
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+
 
 rules = st.builds(
     Slicing,
@@ -255,17 +265,12 @@ def run_through(history: History, make: Callable[[int], Sampler], check: Callabl
     check(twin)
 
 
-def refused(twin: Twin, batch_size: int) -> bool:
-    with pytest.raises(RuntimeError):
-        twin.draw(batch_size)
-    return True
-
-
 def check_drawn(twin: Twin, rule: Slicing, signal: Any, slices: int = 6) -> list[Slice]:
     """Draw once, and hold the slices and what is said of them against the model."""
     legal = twin.legal(signal, rule)
     if not legal:
-        refused(twin, slices * rule.slice_len)
+        with pytest.raises(RuntimeError):
+            twin.draw(slices * rule.slice_len)
         return []
     drawn, info = twin.draw(slices * rule.slice_len)
     assert set(drawn) <= set(legal)
@@ -274,193 +279,116 @@ def check_drawn(twin: Twin, rule: Slicing, signal: Any, slices: int = 6) -> list
     return drawn
 
 
-quick = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-long = settings(max_examples=10 * EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-
-# With replacement ------------------------------------------------------------------------------------
+# Any history -----------------------------------------------------------------------------------------
 
 left_and_right = st.tuples(st.integers(0, 3), st.integers(0, 3))
+signals = st.sampled_from(SIGNALS)
+seeds = st.integers(0, 2**32)
 
 
-def slices_are_legal(
-    history: History, rule: Slicing, span: tuple[int, int], signal: Any, seed: int, again: bool
-) -> None:
-    left, right = (min(overhang, rule.slice_len - 1) for overhang in span)
-    rule = Slicing(rule.slice_len, rule.strict_length, (left, right) if again else (0, 0), rule.anchor, rule.weight)
-    torch.manual_seed(seed)
-
-    kept = {"slice_len": rule.slice_len, "strict_length": rule.strict_length, "anchor": rule.anchor}
-    kept |= SIGNAL_OPTIONS[signal]
-
-    def make(_: int) -> Sampler:
-        if not again:
-            return SliceSamplerWithoutReplacement(**kept)
-        return SliceSampler(span=rule.span, weight=rule.weight, **kept)
-
-    def check(twin: Twin) -> None:
-        drawn = check_drawn(twin, rule, signal)
-        assert len(drawn) in {0, 6} or not again
-
-    run_through(history, make, check)
-
-
-common = {
-    "history": histories(),
-    "rule": rules,
-    "span": st.just((0, 0)) | left_and_right,
-    "signal": st.sampled_from(SIGNALS),
-    "seed": st.integers(0, 2**32),
-}
-
-
+@lengths
 @pytest.mark.parametrize("again", [True, False])
-@quick
-@given(**common)
-def test_slices_are_legal(history: History, rule: Slicing, span: Any, signal: Any, seed: int, again: bool) -> None:
-    slices_are_legal(history, rule, span, signal, seed, again)
+def test_slices_are_legal(again: bool, examples: int) -> None:
+    @many(examples)
+    @given(histories(), rules, st.just((0, 0)) | left_and_right, signals, seeds)
+    def run(history: History, rule: Slicing, span: tuple[int, int], signal: Any, seed: int) -> None:
+        span = (min(span[0], rule.slice_len - 1), min(span[1], rule.slice_len - 1)) if again else (0, 0)
+        rule = replace(rule, span=span)
+        options = arguments(rule, signal)
+        torch.manual_seed(seed)
+
+        def make(_: int) -> Sampler:
+            return SliceSampler(**options) if again else SliceSamplerWithoutReplacement(**without_weights(options))
+
+        def check(twin: Twin) -> None:
+            drawn = check_drawn(twin, rule, signal)
+            assert len(drawn) == 6 or not again or not twin.legal(signal, rule)
+
+        run_through(history, make, check)
+
+    run()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("again", [True, False])
-@long
-@given(**common)
-def test_slices_are_legal_at_length(
-    history: History, rule: Slicing, span: Any, signal: Any, seed: int, again: bool
-) -> None:
-    slices_are_legal(history, rule, span, signal, seed, again)
+@lengths
+def test_starts_have_the_weight_of_their_priority(examples: int) -> None:
+    """The weights that starts are drawn by equal those of the model: the test draws nothing by chance."""
 
+    @many(examples)
+    @given(histories(), rules, st.integers(0, 2), signals, seeds)
+    def run(history: History, rule: Slicing, right: int, signal: Any, seed: int) -> None:
+        rule = replace(rule, span=(0, min(right, rule.slice_len - 1)), weight="episode", by_priority=True)
+        generator = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
 
-# By priority -----------------------------------------------------------------------------------------
+        def make(capacity: int) -> Sampler:
+            options = arguments(rule, signal)
+            del options["weight"]
+            return PrioritizedSliceSampler(capacity, 0.6, 0.4, dtype=torch.float64, **options)
 
-
-def starts_are_weighed(history: History, rule: Slicing, right: int, signal: Any, seed: int) -> None:
-    """Hold the weights that starts are drawn by against the model, exactly: no chance has a part in it."""
-    rule = Slicing(
-        rule.slice_len, rule.strict_length, (0, min(right, rule.slice_len - 1)), rule.anchor, by_priority=True
-    )
-    generator = torch.Generator().manual_seed(seed)
-    torch.manual_seed(seed)
-    options = {
-        "slice_len": rule.slice_len,
-        "strict_length": rule.strict_length,
-        "span": rule.span,
-        "anchor": rule.anchor,
-        **SIGNAL_OPTIONS[signal],
-    }
-
-    def make(capacity: int) -> Sampler:
-        return PrioritizedSliceSampler(capacity, ALPHA, 0.4, dtype=torch.float64, **options)
-
-    def check(twin: Twin) -> None:
-        drawn, sampler, storage = check_drawn(twin, rule, signal), twin.buffer.sampler, twin.buffer.storage
-        if not drawn:
-            return
-        begins = {part[0] for part in twin.legal(signal, rule)}
-        every, starts = sampler._priorities.tree.weights(), sampler._priorities.tree.starts.weights()
-        width = storage.shape[1] if storage.ndim > 1 else 1
-        expected = torch.zeros_like(every)
-        for place in begins:
-            flat = place[0] * width + (place[1] if storage.ndim > 1 else 0)
-            expected[flat] = every[flat]
-        assert torch.equal(starts, expected)
-        places = torch.tensor([place for part in drawn for place in part])
-        twin.buffer.update_priority(
-            places if storage.ndim > 1 else places[:, 0], torch.rand(len(places), generator=generator) * 5
-        )
-
-    run_through(history, make, check)
-
-
-by_priority = {**common, "span": st.integers(0, 2)}
-
-
-@quick
-@given(**by_priority)
-def test_starts_have_the_weight_of_their_priority(
-    history: History, rule: Slicing, span: int, signal: Any, seed: int
-) -> None:
-    starts_are_weighed(history, rule, span, signal, seed)
-
-
-@pytest.mark.slow
-@long
-@given(**by_priority)
-def test_starts_have_the_weight_of_their_priority_at_length(
-    history: History, rule: Slicing, span: int, signal: Any, seed: int
-) -> None:
-    starts_are_weighed(history, rule, span, signal, seed)
-
-
-# In epochs -------------------------------------------------------------------------------------------
-
-
-def trajectories_come_once(history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool) -> None:
-    """Follow epochs while rows are written: nothing comes twice, and what stays comes before the next epoch."""
-    rule = Slicing(rule.slice_len, rule.strict_length, anchor=rule.anchor)
-    seen: set[int] = set()
-    fewest = 2 if drop_last else 1
-
-    def make(_: int) -> Sampler:
-        return SliceSamplerWithoutReplacement(
-            slice_len=rule.slice_len,
-            strict_length=rule.strict_length,
-            anchor=rule.anchor,
-            drop_last=drop_last,
-            shuffle=shuffle,
-            **SIGNAL_OPTIONS[signal],
-        )
-
-    def check(twin: Twin) -> None:
-        for _ in range(2):
-            runs = [run for run in twin.model.runs(signal) if len(run) >= rule.slice_len or not rule.strict_length]
-            if len(runs) < fewest:
-                with pytest.raises((RuntimeError, ValueError)):
-                    twin.draw(2 * rule.slice_len)
+        def check(twin: Twin) -> None:
+            drawn, sampler, storage = check_drawn(twin, rule, signal), twin.buffer.sampler, twin.buffer.storage
+            if not drawn:
                 return
-            members = [frozenset(twin.model.step_at(place).number for place in run) for run in runs]
-            owner = {place: steps for run, steps in zip(runs, members, strict=True) for place in run}
-            seen.update(step for steps in members if seen & steps for step in steps)  # they have grown
-            if sum(not seen & steps for steps in members) < fewest:
-                seen.clear()
-            drawn, _ = twin.draw(2 * rule.slice_len)
-            assert set(drawn) <= set(twin.legal(signal, rule))
-            for part in drawn:
-                assert not seen & owner[part[0]], "a trajectory came twice in an epoch"
-                seen.update(owner[part[0]])
-            left = sum(not seen & steps for steps in members)
-            assert len(drawn) == 2 or not left
-            assert twin.buffer.sampler.ran_out is (left < fewest)
-            if left < fewest:
-                seen.clear()
+            every, starts = sampler._priorities.tree.weights(), sampler._priorities.tree.starts.weights()
+            width = storage.shape[1] if storage.ndim > 1 else 1
+            expected = torch.zeros_like(every)
+            for place in {part[0] for part in twin.legal(signal, rule)}:
+                flat = place[0] * width + (place[1] if storage.ndim > 1 else 0)
+                expected[flat] = every[flat]
+            assert torch.equal(starts, expected)
+            places = torch.tensor([place for part in drawn for place in part])
+            priorities = torch.rand(len(places), generator=generator) * 5
+            twin.buffer.update_priority(places if storage.ndim > 1 else places[:, 0], priorities)
 
-    run_through(history, make, check)
+        run_through(history, make, check)
+
+    run()
 
 
-in_epochs = {
-    "history": histories(("extend", "sample")),  # no row changes its trajectory once it was written
-    "rule": rules,
-    "signal": st.sampled_from(SIGNALS),
-    "drop_last": st.booleans(),
-    "shuffle": st.booleans(),
-}
+@lengths
+def test_trajectories_come_once_an_epoch(examples: int) -> None:
+    """While rows are written, no trajectory comes twice, and all that stay come before the next epoch."""
+
+    @many(examples)
+    @given(histories(("extend", "sample")), rules, signals, st.booleans(), st.booleans())
+    def run(history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool) -> None:
+        rule = replace(rule, weight="episode")
+        seen: set[int] = set()
+        fewest = 2 if drop_last else 1
+
+        def make(_: int) -> Sampler:
+            options = without_weights(arguments(rule, signal))
+            return SliceSamplerWithoutReplacement(drop_last=drop_last, shuffle=shuffle, **options)
+
+        def check(twin: Twin) -> None:
+            for _ in range(2):
+                runs = [run for run in twin.model.runs(signal) if len(run) >= rule.slice_len or not rule.strict_length]
+                if len(runs) < fewest:
+                    with pytest.raises((RuntimeError, ValueError)):
+                        twin.draw(2 * rule.slice_len)
+                    return
+                members = [frozenset(twin.model.step_at(place).number for place in run) for run in runs]
+                owner = {place: steps for run, steps in zip(runs, members, strict=True) for place in run}
+                seen.update(step for steps in members if seen & steps for step in steps)  # they have grown
+                if sum(not seen & steps for steps in members) < fewest:
+                    seen.clear()
+                drawn, _ = twin.draw(2 * rule.slice_len)
+                assert set(drawn) <= set(twin.legal(signal, rule))
+                for part in drawn:
+                    assert not seen & owner[part[0]], "a trajectory came twice in an epoch"
+                    seen.update(owner[part[0]])
+                left = sum(not seen & steps for steps in members)
+                assert len(drawn) == 2 or not left
+                assert twin.buffer.sampler.ran_out is (left < fewest)
+                if left < fewest:
+                    seen.clear()
+
+        run_through(history, make, check)
+
+    run()
 
 
-@quick
-@given(**in_epochs)
-def test_trajectories_come_once_an_epoch(
-    history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool
-) -> None:
-    trajectories_come_once(history, rule, signal, drop_last, shuffle)
-
-
-@pytest.mark.slow
-@long
-@given(**in_epochs)
-def test_trajectories_come_once_an_epoch_at_length(
-    history: History, rule: Slicing, signal: Any, drop_last: bool, shuffle: bool
-) -> None:
-    trajectories_come_once(history, rule, signal, drop_last, shuffle)
-
+# The model -------------------------------------------------------------------------------------------
 
 RUN = tuple((slot,) for slot in range(5))
 
@@ -511,7 +439,7 @@ def test_a_larger_capacity_cuts_where_the_rows_end() -> None:
     assert slots_of(model) == [[5], [0, 1, 2, 3, 4]]
 
 
-def test_ids_that_come_again_across_the_cursor_are_two_trajectories() -> None:
+def test_ids_that_come_again_beyond_the_cursor_are_two_trajectories() -> None:
     model = RingModel(6)
     model.extend(rows_of([episodes([3, 2, 4], ["nothing"], ids=[0, 1])], 8))
     assert [len(run) for run in model.runs("ids")] == [1, 2, 3]
@@ -541,7 +469,7 @@ def test_weights_of_episodes_and_steps() -> None:
     assert by_step == {(slot, 2): Fraction(1, 5) for slot in (0, 1, 2, 3, 7)}
 
 
-def test_what_is_drawn_wrongly_is_found() -> None:
+def test_wrong_probabilities_are_found() -> None:
     chances = legal_slices([RUN], Slicing(2))
     even = Counter(dict.fromkeys(chances, 250))
     assert_drawn_as_expected(even, chances)
@@ -553,7 +481,7 @@ def test_what_is_drawn_wrongly_is_found() -> None:
             assert_drawn_as_expected(wrong, chances)
 
 
-def test_data_lie_as_the_model_says() -> None:
+def test_data_of_the_model_have_its_lanes_and_flags() -> None:
     rows = rows_of([episodes([2, 3], ["terminated"]), episodes([4], ["truncated"])], 4)
     data = tensordict_of(rows, ndim=2)
     assert data.shape == (2, 4)

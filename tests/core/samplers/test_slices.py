@@ -1,12 +1,10 @@
-"""`SliceSampler`: its arguments, what it takes for trajectories, and the sharp edges of TorchRL's."""
+"""`SliceSampler`: its arguments, what separates trajectories, and the sharp edges of TorchRL's."""
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import pickle
 import threading
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from cases import each
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import LazyStackedTensorDict, TensorDict
-from waiting import HANG
+from waiting import HANG, run_threads
 
 import rbtool
 from rbtool.core.buffers.ensemble import ReplayBufferEnsemble
@@ -31,7 +29,7 @@ from rbtool.core.errors import RbtoolError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.kernels import rows as row_kernels
 from rbtool.core.kernels.slices import ANCHORS
-from rbtool.core.samplers.prioritized import PrioritizedSliceSampler, StartTree
+from rbtool.core.samplers.prioritized import PrioritizedSliceSampler
 from rbtool.core.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement, scaled
 from rbtool.core.samplers.streaming_slice import StreamingSliceSampler
 from rbtool.core.samplers.trajectories import trajectory_table
@@ -40,10 +38,38 @@ from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.datasets import write_walks
-from rbtool.core.testing.slice_samplers import SliceSamplerTests
+from rbtool.core.testing.slice_samplers import SliceSamplerTests, cut
 
 DONE = ("next", "done")
+EPISODES = [(4, "terminated"), (1, "truncated"), (6, "open"), (2, "both")]
+PRIORITIZED = partial(PrioritizedSliceSampler, 60, 0.7, 0.5)
+KINDS = pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PRIORITIZED])
+
+
+class TestSliceSampler(SliceSamplerTests):
+    def make(self, **options: Any) -> SliceSampler:
+        return SliceSampler(**options)
+
+
+class TestSliceSamplerWithoutReplacement(SliceSamplerTests):
+    replacement = False
+
+    def make(self, **options: Any) -> SliceSamplerWithoutReplacement:
+        return SliceSamplerWithoutReplacement(**options)
+
+
+class TestInOrder(SliceSamplerTests):
+    replacement = False
+
+    def make(self, **options: Any) -> SliceSamplerWithoutReplacement:
+        return SliceSamplerWithoutReplacement(shuffle=False, **options)
+
+
+class TestPrioritizedSliceSampler(SliceSamplerTests):
+    uniform_over = "step"  # all have the same priority
+
+    def make(self, **options: Any) -> PrioritizedSliceSampler:
+        return PrioritizedSliceSampler(24, 0.7, 0.5, **options)
 
 
 def steps(count: int, length: int = 3, first: int = 0) -> TensorDict:
@@ -53,14 +79,27 @@ def steps(count: int, length: int = 3, first: int = 0) -> TensorDict:
     return TensorDict({"number": number, "episode": number // length, "next": {"done": done}}, [count])
 
 
-def storage(**entries: torch.Tensor) -> TensorStorage:
-    return TensorStorage(TensorDict(dict(entries), [len(next(iter(entries.values())))]))
+def storage(**entries: Any) -> TensorStorage:
+    return TensorStorage(TensorDict(entries, [len(next(iter(entries.values())))]))
 
 
-def pairs(sampler: SliceSampler, where: Storage, draws: int = 200) -> set[tuple[int, ...]]:
-    """Row numbers of many slices of two steps; coordinates in a row where the storage has several dimensions."""
-    index, _ = sampler.sample(where, 2 * draws)
-    return {tuple(pair) for pair in torch.stack([part.view(-1, 2) for part in index], -1).flatten(1).tolist()}
+def of_ids(ids: list[int], **entries: Any) -> TensorStorage:
+    return storage(episode=torch.tensor(ids), **entries)
+
+
+def flags(*ends: int) -> torch.Tensor:
+    """Flags of single steps, `[steps, 1]`."""
+    return torch.tensor(ends).bool().unsqueeze(-1)
+
+
+def buffer_of(sampler: Any, capacity: int = 9, **options: Any) -> TensorDictReplayBuffer:
+    options = {"batch_size": 4, **options}
+    return TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), sampler=sampler, **options)
+
+
+def drawn(sampler: SliceSampler, where: Any, size: int = 600) -> set[tuple[int, ...]]:
+    """The different slices of one large batch; in several dimensions, the coordinates of their steps one by one."""
+    return {sum(part, ()) for part in cut(*sampler.sample(where, size))}
 
 
 # Arguments ---------------------------------------------------------------------------------------------
@@ -103,25 +142,18 @@ def test_arguments_that_contradict_each_other_are_refused(options: Any, error: t
         ({"slice_len": 4}, 4, RuntimeError, "slices of 4 steps: the 2 stored have 3 to 3 steps"),
         ({"num_slices": 2, "span": 2}, 4, ValueError, "span is 2, expected less than 2"),
         ({"slice_len": 2, "traj_key": "no", "end_key": "none"}, 4, KeyError, "no"),
-        (
-            {"slice_len": 2, "ends": VECTOR[:5], "cache_values": True},
-            4,
-            RuntimeError,
-            r"ends has the shape \[5\], expected \[6\]",
-        ),
+        ({"slice_len": 2, "ends": VECTOR[:5], "cache_values": True}, 4, RuntimeError, r"ends .* \[5\], expected \[6\]"),
         ({"slice_len": 2, "trajectories": VECTOR[:5], "cache_values": True}, 4, RuntimeError, r"trajectories .* \[5\]"),
     ],
 )
-def test_batches_that_cannot_be_are_refused(options: Any, batch: int, error: type[Exception], words: str) -> None:
+def test_batches_that_cannot_be_drawn_are_refused(options: Any, batch: int, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         SliceSampler(**options).sample(TensorStorage(steps(6)), batch)
 
 
-def test_a_signal_of_the_wrong_rank_is_refused() -> None:
+def test_signals_of_the_wrong_rank_are_refused() -> None:
     ids = storage(episode=torch.zeros(6, 2).long())
-    with pytest.raises(
-        RuntimeError, match=r"'episode' has the shape \[6, 2\], expected one id for each of \[6\] elements"
-    ):
+    with pytest.raises(RuntimeError, match=r"'episode' has the shape \[6, 2\], expected one id for each of \[6\]"):
         SliceSampler(slice_len=2).sample(ids, 4)
     lanes = LazyTensorStorage(12, ndim=2)
     lanes.set(range(6), TensorDict({"x": torch.zeros(6, 2)}, [6, 2]))
@@ -129,162 +161,303 @@ def test_a_signal_of_the_wrong_rank_is_refused() -> None:
         SliceSampler(slice_len=2, ends=VECTOR, cache_values=True).sample(lanes, 4)
 
 
+@pytest.mark.parametrize(("options", "shape"), [({"num_slices": 3}, (3, 4)), ({"slice_len": 3}, (4, 3))])
+def test_the_number_of_slices_and_their_length_follow_from_each_other(options: Any, shape: tuple[int, int]) -> None:
+    (index,), _ = SliceSampler(batched=True, **options).sample(of_ids([0] * 20), 12)
+    assert index.shape == shape
+    assert (index.diff(dim=1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (False, {(0, 1, 2), (1, 2, 3)}),
+        ((0, 1), {(0, 1, 2), (1, 2, 3), (2, 3)}),
+        ((1, False), {(0, 1), (0, 1, 2), (1, 2, 3)}),
+        (1, {(0, 1), (0, 1, 2), (1, 2, 3), (2, 3)}),
+        ((False, True), {(0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
+        (True, {(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
+    ],
+)
+def test_slices_hang_over_by_the_span(span: Any, expected: set[tuple[int, ...]]) -> None:
+    assert drawn(SliceSampler(slice_len=3, span=span), of_ids([0] * 4), 900) == expected
+
+
+def test_slices_follow_arguments_that_are_assigned_between_draws() -> None:
+    where, sampler = of_ids([0] * 4 + [1] * 4), SliceSampler(slice_len=2, anchor="start")
+    assert drawn(sampler, where) == {(0, 1), (4, 5)}
+    sampler.anchor = "end"
+    assert drawn(sampler, where) == {(2, 3), (6, 7)}
+    sampler.anchor, sampler.span = "start", (1, 0)
+    assert drawn(sampler, where) == {(0,), (4,)}  # cut to the step inside
+
+
+@each("kind", [SliceSampler, SliceSamplerWithoutReplacement])
+@each(
+    "given",
+    [
+        {"traj_key": "episode", "truncated_key": "cut"},
+        {"traj_key": ("collector", "traj_ids"), "truncated_key": None},
+        {"end_key": ("next", "done")},
+        {"end_keys": ["done", ("next", "truncated")]},
+    ],
+)
+def test_keys_are_returned_as_they_were_given(kind: Any, given: dict[str, Any]) -> None:
+    sampler = kind(slice_len=2, **given)
+    expected = {"end_key": None if "end_keys" in given else DONE, "truncated_key": ("next", "truncated"), **given}
+    for name in ("traj_key", "end_key", "end_keys", "truncated_key"):
+        assert getattr(sampler, name) == expected.get(name)
+    assert SliceSampler(slice_len=1, ends=VECTOR, cache_values=True).end_key is None
+
+
+@pytest.mark.parametrize(
+    ("options", "entries", "found"),
+    [
+        ({}, {"episode": torch.zeros(4)}, "episode"),
+        ({}, {"collector": {"traj_ids": torch.zeros(4)}, "episode": torch.zeros(4)}, ("collector", "traj_ids")),
+        ({}, {"next": {"done": torch.ones(4, 1).bool()}}, None),
+        ({"traj_key": "id"}, {"id": torch.zeros(4), "episode": torch.zeros(4)}, "id"),
+    ],
+)
+def test_the_entry_that_separates_trajectories_is_known_after_a_draw(options: Any, entries: Any, found: Any) -> None:
+    sampler = SliceSampler(slice_len=1, **options)
+    assert (sampler.traj_key, sampler.end_key) == (options.get("traj_key"), DONE)
+    sampler.sample(TensorStorage(TensorDict(entries, [4])), 2)
+    assert (sampler.traj_key, sampler.end_key, pickle.loads(pickle.dumps(sampler)).end_key) == (found, DONE, DONE)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 1000, 2**31 + 1, 2**53 - 1, 2**53])
+def test_the_largest_fraction_chooses_the_last_number(size: int) -> None:
+    assert scaled(np.array([0.0, np.nextafter(1.0, 0.0)]), size).tolist() == [0, size - 1]
+
+
 # Signals -----------------------------------------------------------------------------------------------
 
 
-def test_what_tells_trajectories_apart_is_found_in_order() -> None:
-    ids, episode = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 1, 2, 2, 3])
-    done = torch.tensor([1, 1, 0, 1, 1, 1]).bool().unsqueeze(-1)
-    data = TensorDict({"collector": {"traj_ids": ids}, "episode": episode, "next": {"done": done}}, [6])
+def test_the_first_signal_that_is_stored_separates_trajectories() -> None:
+    data = TensorDict(
+        {
+            "collector": {"traj_ids": torch.tensor([0, 0, 1, 1, 2, 2])},
+            "episode": torch.tensor([0, 1, 1, 2, 2, 3]),
+            "next": {"done": flags(1, 1, 0, 1, 1, 1)},
+        },
+        [6],
+    )
     for keys, expected in [
         ((), {(0, 1), (2, 3), (4, 5)}),
         (("collector",), {(1, 2), (3, 4)}),
         (("collector", "episode"), {(2, 3)}),
     ]:
-        assert pairs(SliceSampler(slice_len=2), TensorStorage(data.exclude(*keys))) == expected
+        assert drawn(SliceSampler(slice_len=2), TensorStorage(data.exclude(*keys))) == expected
 
 
-def test_several_flags_are_one_and_absent_ones_are_passed_over() -> None:
-    flags = {"a": torch.tensor([0, 1, 0, 0, 0, 1]), "b": torch.tensor([0, 0, 0, 1, 0, 0])}
-    both = storage(**{name: flag.bool().unsqueeze(-1) for name, flag in flags.items()})
-    assert pairs(SliceSampler(slice_len=2, end_keys=["a", "b"]), both) == {(0, 1), (2, 3), (4, 5)}
-    assert (1, 2) not in pairs(SliceSampler(slice_len=2, end_keys=["nowhere", "a"]), both)
-    assert (3, 4) in pairs(SliceSampler(slice_len=2, end_keys=["nowhere", "a"]), both)
+def test_any_of_several_flags_ends_a_trajectory_and_missing_ones_are_ignored() -> None:
+    both = storage(a=flags(0, 1, 0, 0, 0, 1), b=flags(0, 0, 0, 1, 0, 0))
+    assert drawn(SliceSampler(slice_len=2, end_keys=["a", "b"]), both) == {(0, 1), (2, 3), (4, 5)}
+    some = drawn(SliceSampler(slice_len=2, end_keys=["nowhere", "a"]), both)
+    assert some == {(0, 1), (2, 3), (3, 4), (4, 5)}
 
 
-def test_flags_of_agents_are_one() -> None:
+def test_the_flag_of_one_agent_ends_the_trajectory() -> None:
     done = torch.zeros(6, 3, 1, dtype=torch.bool)
     done[1, 2] = True
     agents = TensorStorage(TensorDict({"next": {"done": done}}, [6]))
-    assert (1, 2) not in pairs(SliceSampler(slice_len=2), agents)
+    assert drawn(SliceSampler(slice_len=2), agents) == {(0, 1), (2, 3), (3, 4), (4, 5)}
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        SliceSampler,
-        SliceSamplerWithoutReplacement,
-        partial(PrioritizedSliceSampler, 20, 0.7, 0.5),
-        StreamingSliceSampler,
-    ],
-)
+@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PRIORITIZED, StreamingSliceSampler])
 def test_flags_in_a_lazy_stack_of_agents_are_found(kind: Any) -> None:
     done = torch.zeros(6, 1, dtype=torch.bool)
     agents = [TensorDict({"x": torch.ones(6, size), "next": {"done": done.clone()}}, [6]) for size in (2, 3)]
     agents[1]["next", "done"][1] = True
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=kind(slice_len=2), batch_size=4)
+    buffer = buffer_of(kind(slice_len=2), 20)
     for _ in range(3):  # the table of trajectories is continued after a first draw
         rows = buffer.extend(LazyStackedTensorDict(*agents, stack_dim=1))
         batch = buffer.sample()
-        pairs_of_rows = {tuple(pair) for pair in batch["index"][:, 0].reshape(-1, 2).tolist()}
-        assert all(second == first + 1 and first % 6 != 1 for first, second in pairs_of_rows)
+        pairs = batch["index"][:, 0].reshape(-1, 2)
+        assert (pairs.diff() == 1).all()
+        assert (pairs[:, 0] % 6 != 1).all()
         assert batch["next", "done"].shape == (4, 2, 1)
         assert batch["next", "truncated"][1::2].all()
     assert rows.tolist() == list(range(12, 18))
 
 
-@each("kind", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 9, 1, 1)])
-@each("key", ["is_init", ("deep", "first"), "unknown", None])
-@each("ensemble", [False, True])
-def test_first_steps_are_marked_under_a_key_of_choice(kind: Any, key: Any, ensemble: bool) -> None:
-    rows = steps(9).set("is_init", torch.zeros(9, 1, dtype=torch.bool)).set(("deep", "first"), torch.zeros(9).bool())
-    sampler = kind(slice_len=2, init_key=key)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), sampler=sampler, batch_size=4)
-    buffer.extend(rows)
-    if ensemble:
-        other = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(9), sampler=kind(slice_len=2, init_key=key), batch_size=4
-        )
-        other.extend(rows)
-        batch = ReplayBufferEnsemble(buffer, other, batch_size=8, sample_from_all=True).sample().reshape(-1)
-    else:
-        batch = buffer.sample()
-    first = torch.tensor([True, False] * (len(batch) // 2))
-    for entry in ("is_init", ("deep", "first")):
-        assert torch.equal(batch[entry].flatten(), first if entry == key else torch.zeros_like(first))
-    assert sampler.init_key == key
-    assert batch.get("unknown", None) is None
-
-
 @pytest.mark.parametrize("make", [ListStorage, LazyStackStorage, LazyTensorStorage])
-def test_any_storage_of_tensordicts_will_do(make: Any) -> None:
+def test_any_storage_of_tensordicts_has_slices(make: Any) -> None:
     where = make(9)
     ReplayBuffer(storage=where).extend(list(steps(9).unbind(0)))
-    assert pairs(SliceSampler(slice_len=2), where) == {(0, 1), (1, 2), (3, 4), (4, 5), (6, 7), (7, 8)}
+    assert drawn(SliceSampler(slice_len=2), where) == {(0, 1), (1, 2), (3, 4), (4, 5), (6, 7), (7, 8)}
 
 
-@pytest.mark.parametrize("name", ["ends", "trajectories"])
-def test_signals_of_several_dimensions_have_lanes_of_their_own(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "signal"),
+    [("ends", [[0, 1], [1, 0], [0, 0], [1, 1]]), ("trajectories", [[0, 0], [0, 1], [1, 1], [1, 1]])],
+)
+def test_given_signals_of_two_dimensions_separate_the_trajectories_of_each_lane(name: str, signal: Any) -> None:
     lanes = LazyTensorStorage(8, ndim=2)
     lanes.set(range(4), TensorDict({"x": torch.zeros(4, 2)}, [4, 2]))
-    ends = torch.tensor([[0, 1], [1, 0], [0, 0], [1, 1]]).bool()
-    ids = torch.tensor([[0, 0], [0, 1], [1, 1], [1, 1]])
-    sampler = SliceSampler(slice_len=2, cache_values=True, **{name: ends if name == "ends" else ids})
-    assert pairs(sampler, lanes) == {(0, 0, 1, 0), (2, 0, 3, 0), (1, 1, 2, 1), (2, 1, 3, 1)}
+    given = torch.tensor(signal) if name == "trajectories" else torch.tensor(signal).bool()
+    sampler = SliceSampler(slice_len=2, cache_values=True, **{name: given})
+    assert drawn(sampler, lanes) == {(0, 0, 1, 0), (2, 0, 3, 0), (1, 1, 2, 1), (2, 1, 3, 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"traj_key": "epsiode"}, r"'epsiode' is not in .* separated by 'next\.done'; did you mean 'episode'"),
+        ({"end_key": "nowhere"}, "'nowhere' is not in .* separated by 'episode'"),
+        ({"end_keys": ["nowhere", ("no", "where")]}, r"'nowhere' or 'no\.where' is not in"),
+    ],
+)
+def test_a_missing_signal_is_replaced_by_the_other_kind_with_one_warning(options: dict[str, Any], words: str) -> None:
+    where = of_ids([0, 0, 1, 1], next=TensorDict({"done": flags(0, 1, 0, 1)}, [4]))
+    sampler = SliceSampler(slice_len=2, **options)
+    with pytest.warns(UserWarning, match=words):
+        sampler.sample(where, 2)
+    where.set([0], where[[0]], set_cursor=False)  # the table is made again, and nothing is announced twice
+    assert drawn(sampler, where) == {(0, 1), (2, 3)}
+
+
+def test_a_storage_without_a_signal_is_a_key_error_that_names_the_keys() -> None:
+    with pytest.raises(KeyError, match=r"collector\.traj_ids, episode, a, b\.c"):
+        SliceSampler(slice_len=2, end_keys=["a", ("b", "c")]).sample(storage(x=torch.zeros(4)), 4)
+
+
+def test_objects_without_entries_are_refused() -> None:
+    where = ListStorage(4)
+    where.set(range(2), ["one", "two"])
+    with pytest.raises(RuntimeError, match="holds a str"):
+        SliceSampler(slice_len=1).sample(where, 2)
+
+
+def test_cached_values_do_not_outlive_a_write() -> None:
+    sampler = SliceSampler(slice_len=2, cache_values=True)
+    buffer = ReplayBuffer(storage=TensorStorage(of_ids([0, 0, 1, 1])[:]), sampler=sampler)
+    assert drawn(sampler, buffer.storage) == {(0, 1), (2, 3)}
+    buffer.storage[1] = TensorDict({"episode": torch.tensor(1)}, [])
+    assert drawn(sampler, buffer.storage) == {(1, 2), (2, 3)}
+    buffer.set_("episode", torch.zeros(4, dtype=torch.int64))
+    assert drawn(sampler, buffer.storage) == {(0, 1), (1, 2), (2, 3)}
 
 
 # Sharp edges, by their number in the specification -----------------------------------------------------
 
 
-def test_edge_03_9_trajectories_can_count_by_their_length() -> None:
-    where = storage(episode=torch.tensor([0] * 9 + [1] * 2))
-    torch.manual_seed(0)
-    drawn = {}
-    for weight in ("episode", "step"):
-        index, _ = SliceSampler(slice_len=2, weight=weight).sample(where, 8000)  # type: ignore[arg-type]
-        drawn[weight] = Counter((index[0][::2] >= 9).tolist())[True] / 4000
-    assert drawn["episode"] == pytest.approx(1 / 2, abs=0.05)
-    assert drawn["step"] == pytest.approx(1 / 9, abs=0.03)
-
-
-def test_edge_03_10_slices_of_one_trajectory_can_be_told_apart() -> None:
-    where = storage(episode=torch.tensor([0] * 3))
-    sampler = SliceSampler(slice_len=4, strict_length=False, batched=True)
-    (index,), info = sampler.sample(where, 8)
-    assert index.tolist() == [[0, 1, 2, 2]] * 2
-    assert info["collector", "mask"].tolist() == [[True, True, True, False]] * 2
-    ragged, marks = SliceSampler(slice_len=4, strict_length=False).sample(where, 8)
-    assert ragged[0].tolist() == [0, 1, 2] * 2
-    assert marks["next", "truncated"].flatten().tolist() == [False, False, True] * 2
-
-
-def test_edge_03_11_a_trajectory_goes_on_over_the_end_of_the_ring() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2), batch_size=4)
-    buffer.extend(steps(6, length=10))
-    assert (5, 0) not in pairs(buffer.sampler, buffer.storage)
-    buffer.extend(steps(2, length=10, first=6))
-    found = pairs(buffer.sampler, buffer.storage)
-    assert found == {(2, 3), (3, 4), (4, 5), (5, 0), (0, 1)}
-
-
 @pytest.mark.parametrize("name", ["ends", "trajectories"])
-def test_edge_03_12_what_was_given_stays_through_writes(name: str) -> None:
+def test_edge_03_12_given_signals_stay_through_writes(name: str) -> None:
     signal = torch.tensor([0, 1, 0, 0, 1, 1]).bool() if name == "ends" else torch.tensor([0, 0, 1, 1, 1, 2])
     sampler = SliceSampler(slice_len=2, cache_values=True, **{name: signal})  # type: ignore[arg-type]
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=sampler, batch_size=4)
+    buffer = buffer_of(sampler, 6)
     buffer.extend(steps(6, length=10))
-    assert pairs(sampler, buffer.storage) == {(0, 1), (2, 3), (3, 4)}
+    assert drawn(sampler, buffer.storage) == {(0, 1), (2, 3), (3, 4)}
     buffer.extend(steps(3, length=10))  # the newest row is 2, and the ring does not go on from row 5, an end, to row 0
-    assert pairs(sampler, buffer.storage) == {(0, 1), (3, 4)}
+    assert drawn(sampler, buffer.storage) == {(0, 1), (3, 4)}
 
 
 def test_edge_03_17_workers_that_take_turns_are_told_apart_by_their_ids() -> None:
-    where = storage(episode=torch.tensor([0, 0, 1, 1, 0, 0, 1]))
-    assert pairs(SliceSampler(slice_len=2), where) == {(0, 1), (2, 3), (4, 5)}
+    assert drawn(SliceSampler(slice_len=2), of_ids([0, 0, 1, 1, 0, 0, 1])) == {(0, 1), (2, 3), (4, 5)}
 
 
-def test_edge_03_20_after_a_load_the_newest_row_is_an_end(tmp_path: Any) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(6))
-    buffer.extend(steps(8, length=100))
+def test_edge_03_20_after_a_load_the_newest_row_is_an_end(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2, end_key=DONE))
+    buffer.extend(steps(6, length=100))
+    assert (5, 0) not in drawn(buffer.sampler, buffer.storage)
+    buffer.extend(steps(2, length=100, first=6))
+    around_the_ring = {(2, 3), (3, 4), (4, 5), (5, 0), (0, 1)}
+    assert drawn(buffer.sampler, buffer.storage) == around_the_ring
     buffer.dumps(tmp_path / "saved")
     in_time_order = {(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)}  # a larger ring takes the rows from the oldest on
-    for capacity, expected in [(6, {(2, 3), (3, 4), (4, 5), (5, 0), (0, 1)}), (9, in_time_order)]:
+    for capacity, expected in [(6, around_the_ring), (9, in_time_order)]:
         other = ReplayBuffer(storage=LazyTensorStorage(capacity), sampler=SliceSampler(slice_len=2, end_key=DONE))
         other.loads(tmp_path / "saved")
-        assert pairs(other.sampler, other.storage) == expected
+        assert drawn(other.sampler, other.storage) == expected
 
 
-# What belongs to whom ----------------------------------------------------------------------------------
+# Padding and marks -------------------------------------------------------------------------------------
+
+
+def test_padding_repeats_the_last_real_step_which_is_the_truncated_one() -> None:
+    options: dict[str, Any] = {"slice_len": 4, "strict_length": False}
+    (index,), info = SliceSampler(pad_output=True, **options).sample(of_ids([0, 0]), 8)
+    assert index.tolist() == [0, 1, 1, 1] * 2
+    assert info["collector", "mask"].tolist() == [True, True, False, False] * 2
+    assert info["next", "truncated"].flatten().tolist() == [False, True, False, False] * 2
+    (ragged,), info = SliceSampler(**options).sample(of_ids([0, 0]), 8)  # edge 03-10: slices can be told apart
+    assert ragged.tolist() == [0, 1] * 2
+    assert info["next", "truncated"].flatten().tolist() == [False, True] * 2
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("options", "ids", "masked"),
+    [
+        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1] * 2, False),
+        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1], True),  # also in a batch without padding
+        ({"batched": True}, [0] * 4 + [1] * 2, True),
+        ({}, [0] * 4 + [1] * 2, False),
+    ],
+)
+def test_a_batch_has_a_mask_if_any_slice_of_the_storage_may_be_short(
+    kind: Any, options: Any, ids: list[int], masked: bool
+) -> None:
+    sampler, where = kind(slice_len=2, **options), of_ids(ids)
+    assert {("collector", "mask") in sampler.sample(where, 2)[1] for _ in range(8)} == {masked}
+
+
+def test_a_span_may_leave_padding_in_every_batch() -> None:
+    sampler = SliceSampler(slice_len=2, span=1, pad_output=True, strict_length=False)
+    assert all(("collector", "mask") in sampler.sample(of_ids([0] * 4), 2)[1] for _ in range(8))
+
+
+def test_marks_are_put_beside_the_truncated_key() -> None:
+    where = of_ids([0] * 3, ended=flags(0, 0, 1))
+    assert SliceSampler(slice_len=3, truncated_key=None).sample(where, 3)[1] == {}
+    _, info = SliceSampler(slice_len=3, truncated_key=("a", "cut")).sample(where, 3)
+    assert set(info) == {("a", "cut"), ("a", "done"), ("a", "terminated")}
+    _, info = SliceSampler(slice_len=3, truncated_key="cut").sample(where, 3)
+    last = [False, False, True]
+    marks = {key: value.flatten().tolist() for key, value in info.items()}
+    assert marks == {"cut": last, "done": last, "terminated": [False] * 3}
+
+
+@each("batched", [False, True])
+@each("trail", [(), (1,), (2, 1)])
+def test_flags_are_as_stored_or_cut_whatever_their_shape(trail: tuple[int, ...], batched: bool) -> None:
+    done, terminated = torch.zeros(2, 6, *trail, dtype=torch.bool)
+    done[1], terminated[1] = True, True
+    where = of_ids([0] * 6, next=TensorDict({"done": done, "terminated": terminated}, [6]))
+    _, info = SliceSampler(slice_len=6, batched=batched, traj_key="episode").sample(where, 6)
+    flat = {key: value.reshape(6, -1) for key, value in info.items() if key != ("collector", "mask")}
+    for name, steps in {"truncated": [5], "done": [1, 5], "terminated": [1]}.items():
+        value = flat["next", name]
+        assert value.dtype == torch.bool
+        assert value.all(1).nonzero().flatten().tolist() == value.any(1).nonzero().flatten().tolist() == steps
+    assert info["next", "done"].shape == ((1, 6) if batched else (6,)) + (trail or (1,))
+
+
+def test_the_first_step_of_every_slice_is_an_initial_one() -> None:
+    initial = torch.arange(6) == 3
+    for stored in (initial, initial.unsqueeze(-1)):
+        (index,), info = SliceSampler(slice_len=3).sample(of_ids([0] * 6, is_init=stored), 30)
+        assert info["is_init"].shape == (30, *stored.shape[1:])
+        assert torch.equal(info["is_init"].flatten(), (torch.arange(30) % 3 == 0) | (index == 3))
+
+
+@each("kind", [SliceSampler, SliceSamplerWithoutReplacement, PRIORITIZED])
+@each("key", ["is_init", ("deep", "first"), "unknown", None])
+@each("ensemble", [False, True])
+def test_first_steps_are_marked_under_a_key_of_choice(kind: Any, key: Any, ensemble: bool) -> None:
+    rows = steps(9).set("is_init", torch.zeros(9, 1, dtype=torch.bool)).set(("deep", "first"), torch.zeros(9).bool())
+    members = [buffer_of(kind(slice_len=2, init_key=key)) for _ in range(1 + ensemble)]
+    for member in members:
+        member.extend(rows)
+    source = ReplayBufferEnsemble(*members, batch_size=8, sample_from_all=True) if ensemble else members[0]
+    batch = source.sample().reshape(-1)
+    first = torch.tensor([True, False] * (len(batch) // 2))
+    for entry in ("is_init", ("deep", "first")):
+        assert torch.equal(batch[entry].flatten(), first if entry == key else torch.zeros_like(first))
+    assert members[0].sampler.init_key == key
+    assert batch.get("unknown", None) is None
 
 
 @pytest.mark.parametrize("options", [{}, {"batched": True}, {"strict_length": False, "pad_output": True}])
@@ -306,225 +479,14 @@ def test_a_pickle_is_small_and_draws_the_same() -> None:
     sampler.sample(where, 4)
     pickled = pickle.dumps(sampler)
     assert len(pickled) < 3000
-    other = pickle.loads(pickled)
-    drawn = []
-    for one in (sampler, other):
+    indices = []
+    for one in (sampler, pickle.loads(pickled)):
         one._rng = torch.Generator().manual_seed(0)
-        drawn.append(one.sample(where, 40)[0][0])
-    assert torch.equal(*drawn)
+        indices.append(one.sample(where, 40)[0][0])
+    assert torch.equal(*indices)
 
 
-def test_without_replacement_it_is_its_sibling() -> None:
-    assert type(SliceSampler(slice_len=2, replacement=False)) is SliceSamplerWithoutReplacement
-
-
-def test_a_buffer_of_tensordicts_has_the_index_as_a_matrix() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6), sampler=SliceSampler(slice_len=2), batch_size=4)
-    buffer.extend(steps(6))
-    batch = buffer.sample()
-    assert batch["index"].shape == (4, 1)
-    assert torch.equal(batch["index"][:, 0], batch["number"])
-    assert batch["next", "truncated"].flatten().tolist() == [False, True] * 2
-
-
-def test_slices_follow_arguments_that_are_assigned_between_draws() -> None:
-    storage = TensorStorage(TensorDict({"episode": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])}, [8]))
-    sampler = SliceSampler(slice_len=2, anchor="start")
-    assert set(sampler.sample(storage, 40)[0][0][::2].tolist()) == {0, 4}
-    sampler.anchor = "end"
-    assert set(sampler.sample(storage, 40)[0][0][::2].tolist()) == {2, 6}
-    sampler.anchor, sampler.span = "start", (1, 0)
-    assert set(sampler.sample(storage, 40)[0][0].tolist()) == {0, 4}  # cut to the step inside
-
-
-def of_ids(ids: list[int], **entries: torch.Tensor) -> TensorStorage:
-    return TensorStorage(TensorDict({"episode": torch.tensor(ids), **entries}, [len(ids)]))
-
-
-def drawn(sampler: SliceSampler, where: Any, size: int) -> set[tuple[int, ...]]:
-    """Rows of the slices of one large batch, told apart by the mark at their last steps."""
-    (index,), info = sampler.sample(where, size)
-    ends = (info["next", "truncated"].flatten().nonzero().flatten() + 1).tolist()
-    return {tuple(index[start:stop].tolist()) for start, stop in zip([0, *ends], ends, strict=False)}
-
-
-# Lengths -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "entries", "found"),
-    [
-        ({}, {"episode": torch.zeros(4)}, "episode"),
-        ({}, {"collector": {"traj_ids": torch.zeros(4)}, "episode": torch.zeros(4)}, ("collector", "traj_ids")),
-        ({}, {"next": {"done": torch.ones(4, 1).bool()}}, None),
-        ({"traj_key": "id"}, {"id": torch.zeros(4), "episode": torch.zeros(4)}, "id"),
-    ],
-)
-def test_the_entries_that_separate_trajectories_can_be_read(
-    options: dict[str, Any], entries: dict[str, Any], found: Any
-) -> None:
-    sampler = SliceSampler(slice_len=1, **options)
-    assert (sampler.traj_key, sampler.end_key) == (options.get("traj_key"), DONE)
-    sampler.sample(TensorStorage(TensorDict(entries, [4])), 2)
-    assert (sampler.traj_key, sampler.end_key, pickle.loads(pickle.dumps(sampler)).end_key) == (found, DONE, DONE)
-
-
-def test_given_ends_have_no_key() -> None:
-    assert SliceSampler(slice_len=1, ends=torch.ones(4, dtype=torch.bool), cache_values=True).end_key is None
-
-
-@pytest.mark.parametrize(("options", "shape"), [({"num_slices": 3}, (3, 4)), ({"slice_len": 3}, (4, 3))])
-def test_one_measure_of_slices_gives_the_other(options: dict[str, Any], shape: tuple[int, int]) -> None:
-    (index,), _ = SliceSampler(batched=True, **options).sample(of_ids([0] * 20), 12)
-    assert index.shape == shape
-    assert (index.diff(dim=1) == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("span", "expected"),
-    [
-        (False, {(0, 1, 2), (1, 2, 3)}),
-        ((0, 1), {(0, 1, 2), (1, 2, 3), (2, 3)}),
-        ((1, False), {(0, 1), (0, 1, 2), (1, 2, 3)}),
-        (1, {(0, 1), (0, 1, 2), (1, 2, 3), (2, 3)}),
-        ((False, True), {(0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
-        (True, {(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
-    ],
-)
-def test_slices_hang_over_by_the_span(span: Any, expected: set[tuple[int, ...]]) -> None:
-    assert drawn(SliceSampler(slice_len=3, span=span), of_ids([0] * 4), 900) == expected
-
-
-@pytest.mark.parametrize(
-    ("anchor", "expected"), [("start", {(0, 1), (4, 5)}), ("end", {(2, 3), (5, 6)}), ("any", None)]
-)
-def test_slices_lie_where_they_are_anchored(anchor: Any, expected: set[tuple[int, ...]] | None) -> None:
-    found = drawn(SliceSampler(slice_len=2, anchor=anchor), of_ids([0] * 4 + [1] * 3), 400)
-    assert found == (expected or {(0, 1), (1, 2), (2, 3), (4, 5), (5, 6)})
-
-
-def test_padding_repeats_the_last_real_step_which_is_the_truncated_one() -> None:
-    where = of_ids([0, 0])
-    (index,), info = SliceSampler(slice_len=4, strict_length=False, pad_output=True).sample(where, 8)
-    assert index.tolist() == [0, 1, 1, 1] * 2
-    assert info["collector", "mask"].tolist() == [True, True, False, False] * 2
-    assert info["next", "truncated"].flatten().tolist() == [False, True, False, False] * 2
-
-
-@pytest.mark.parametrize(
-    "make", [SliceSampler, SliceSamplerWithoutReplacement, partial(PrioritizedSliceSampler, 6, 1.0, 1.0)]
-)
-@pytest.mark.parametrize(
-    ("options", "ids", "masked"),
-    [
-        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1] * 2, False),
-        ({"pad_output": True, "strict_length": False}, [0] * 4 + [1], True),  # also in a batch without padding
-        ({"batched": True}, [0] * 4 + [1] * 2, True),
-        ({}, [0] * 4 + [1] * 2, False),
-    ],
-)
-def test_there_is_a_mask_as_soon_as_a_slice_may_be_short(
-    make: Any, options: dict[str, bool], ids: list[int], masked: bool
-) -> None:
-    sampler, storage = make(slice_len=2, **options), of_ids(ids)
-    assert {("collector", "mask") in sampler.sample(storage, 2)[1] for _ in range(8)} == {masked}
-
-
-def test_a_span_may_leave_padding_in_every_batch() -> None:
-    sampler = SliceSampler(slice_len=2, span=1, pad_output=True, strict_length=False)
-    assert all(("collector", "mask") in sampler.sample(of_ids([0] * 4), 2)[1] for _ in range(8))
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 7, 1000, 2**31 + 1, 2**53 - 1, 2**53])
-def test_the_largest_fraction_chooses_the_last_number(size: int) -> None:
-    chances = np.array([0.0, np.nextafter(1.0, 0.0)])
-    assert scaled(chances, size).tolist() == [0, size - 1]
-
-
-# What is said of steps ---------------------------------------------------------------------------------
-
-
-def test_marks_stand_beside_the_key_that_was_asked_for() -> None:
-    where = of_ids([0] * 3, ended=torch.tensor([0, 0, 1]).bool().unsqueeze(-1))
-    assert SliceSampler(slice_len=3, truncated_key=None).sample(where, 3)[1] == {}
-    _, info = SliceSampler(slice_len=3, truncated_key=("a", "cut")).sample(where, 3)
-    assert set(info) == {("a", "cut"), ("a", "done"), ("a", "terminated")}
-    _, info = SliceSampler(slice_len=3, truncated_key="cut").sample(where, 3)
-    assert {key: value.flatten().tolist() for key, value in info.items()} == {
-        "cut": [False, False, True],
-        "done": [False, False, True],
-        "terminated": [False, False, False],
-    }
-
-
-@pytest.mark.parametrize("batched", [False, True])
-@pytest.mark.parametrize("trail", [(), (1,), (2, 1)])
-def test_flags_are_as_stored_or_cut_whatever_their_shape(trail: tuple[int, ...], batched: bool) -> None:
-    done, terminated = torch.zeros(2, 6, *trail, dtype=torch.bool)
-    done[1], terminated[1] = True, True
-    where = of_ids([0] * 6)
-    where = TensorStorage(where[:].set("next", TensorDict({"done": done, "terminated": terminated}, [6])))
-    _, info = SliceSampler(slice_len=6, batched=batched, traj_key="episode").sample(where, 6)
-    flat = {key: value.reshape(6, -1) for key, value in info.items() if key != ("collector", "mask")}
-    expected = {"truncated": [5], "done": [1, 5], "terminated": [1]}
-    for name, steps in expected.items():
-        value = flat["next", name]
-        assert value.dtype == torch.bool
-        assert value.all(1).nonzero().flatten().tolist() == value.any(1).nonzero().flatten().tolist() == steps
-    assert info["next", "done"].shape == ((1, 6) if batched else (6,)) + (trail or (1,))
-
-
-def test_the_first_step_of_every_slice_is_an_initial_one() -> None:
-    initial = torch.tensor([0, 0, 0, 1, 0, 0]).bool()
-    for stored in (initial, initial.unsqueeze(-1)):
-        (index,), info = SliceSampler(slice_len=3).sample(of_ids([0] * 6, is_init=stored), 30)
-        assert info["is_init"].shape == (30, *stored.shape[1:])
-        expected = (torch.arange(30) % 3 == 0) | (index == 3)
-        assert torch.equal(info["is_init"].flatten(), expected)
-
-
-# Signals -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"traj_key": "epsiode"}, r"'epsiode' is not in .* separated by 'next\.done'; did you mean 'episode'"),
-        ({"end_key": "nowhere"}, "'nowhere' is not in .* separated by 'episode'"),
-        ({"end_keys": ["nowhere", ("no", "where")]}, r"'nowhere' or 'no\.where' is not in"),
-    ],
-)
-def test_what_is_absent_is_replaced_by_the_other_kind_with_a_warning(options: dict[str, Any], words: str) -> None:
-    done = torch.tensor([0, 1, 0, 1]).bool().unsqueeze(-1)
-    where = of_ids([0, 0, 1, 1], next=TensorDict({"done": done}, [4]))
-    sampler = SliceSampler(slice_len=2, **options)
-    with pytest.warns(UserWarning, match=words):
-        sampler.sample(where, 2)
-    where.set([0], where[[0]], set_cursor=False)  # the table is made again, and nothing is announced twice
-    assert drawn(sampler, where, 60) == drawn(sampler, where, 60) == {(0, 1), (2, 3)}
-
-
-def test_where_neither_kind_is_there_a_key_error_names_what_was_looked_for() -> None:
-    where = TensorStorage(TensorDict({"x": torch.zeros(4)}, [4]))
-    with pytest.raises(KeyError, match=r"collector\.traj_ids, episode, a, b\.c"):
-        SliceSampler(slice_len=2, end_keys=["a", ("b", "c")]).sample(where, 4)
-
-
-def test_objects_without_entries_are_refused() -> None:
-    where = ListStorage(4)
-    where.set(range(2), ["one", "two"])
-    with pytest.raises(RuntimeError, match="holds a str"):
-        SliceSampler(slice_len=1).sample(where, 2)
-
-
-def test_cached_values_do_not_outlive_a_write() -> None:
-    sampler = SliceSampler(slice_len=2, cache_values=True)
-    buffer = ReplayBuffer(storage=TensorStorage(of_ids([0, 0, 1, 1])[:]), sampler=sampler)
-    assert drawn(sampler, buffer.storage, 60) == {(0, 1), (2, 3)}
-    buffer.storage[1] = TensorDict({"episode": torch.tensor(1)}, [])
-    assert drawn(sampler, buffer.storage, 60) == {(1, 2), (2, 3)}
-    buffer.set_("episode", torch.zeros(4, dtype=torch.int64))
-    assert drawn(sampler, buffer.storage, 90) == {(0, 1), (1, 2), (2, 3)}
+# Datasets ----------------------------------------------------------------------------------------------
 
 
 class Reads(StepStorage):
@@ -540,155 +502,99 @@ class Reads(StepStorage):
         return super()._tensors(wanted, numbers)
 
 
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(4, "terminated"), (1, "truncated"), (6, "open"), (2, "both")])
-    return tmp_path / "walks"
-
-
 def test_rows_on_disk_are_read_only_where_slices_lie(walks: Path) -> None:
     where = Reads(walks)
-    found = drawn(SliceSampler(slice_len=2), where, 200)
+    found = drawn(SliceSampler(slice_len=2), where)
     assert {row for pair in found for row in pair} == {*range(4), *range(5, 13)}
     trajectory_table(where, SliceSampler(slice_len=2, end_key=DONE)._boundaries.source(where)).refresh()
     assert {key for key, rows in where.read[-3:]} >= {DONE}
     assert all(key == DONE for key, rows in where.read if rows == 13)
 
 
-@pytest.mark.parametrize(
-    ("options", "longest"), [({}, 6), ({"end_key": DONE}, 6), ({"traj_key": "episode"}, 6), ({"weight": "step"}, 6)]
-)
-def test_slices_of_datasets_lie_in_one_episode_open_ones_too(walks: Path, options: Any, longest: int) -> None:
-    sampler = SliceSampler(slice_len=longest, strict_length=False, **options)
+@pytest.mark.parametrize("options", [{}, {"end_key": DONE}, {"traj_key": "episode"}, {"weight": "step"}])
+def test_slices_of_datasets_lie_in_one_episode_even_if_it_is_open(walks: Path, options: Any) -> None:
+    sampler = SliceSampler(slice_len=6, strict_length=False, **options)
     buffer = load_dataset(walks, batch_size=240, sampler=sampler, seed=0)
-    for _ in range(3):
-        batch = buffer.sample()
-        assert set(torch.unique(batch["episode"]).tolist()) == {0, 1, 2, 3}
-    assert drawn(sampler, buffer.storage, 600) == {(0, 1, 2, 3), (4,), tuple(range(5, 11)), (11, 12)}
+    assert set(buffer.sample()["episode"].tolist()) == {0, 1, 2, 3}
+    assert drawn(sampler, buffer.storage) == {(0, 1, 2, 3), (4,), tuple(range(5, 11)), (11, 12)}
 
 
 def test_episodes_of_a_dataset_are_not_those_of_rows_written_over_it(walks: Path) -> None:
-    sampler = SliceSampler(slice_len=2, end_key=DONE), SliceSampler(slice_len=2)
+    by_flag, by_id = SliceSampler(slice_len=2, end_key=DONE), SliceSampler(slice_len=2)
     buffer = ReplayBuffer(storage=DatasetStorage(walks))
     rows = buffer[:].clone()
     rows["next", "done"][:] = True
     rows["episode"][:] = 9
-    assert drawn(sampler[0], buffer.storage, 300) == drawn(sampler[1], buffer.storage, 300)
+    untouched = {(5, 6), (6, 7), (7, 8), (8, 9), (9, 10), (11, 12)}
+    assert drawn(by_flag, buffer.storage) == drawn(by_id, buffer.storage) == untouched | {(0, 1), (1, 2), (2, 3)}
     buffer.extend(rows[:7])
-    for one in sampler:
-        found = drawn(one, buffer.storage, 400)
-        assert (9, 10) in found
-        assert (11, 12) in found
-    assert not any(first < 6 for first, _ in drawn(sampler[0], buffer.storage, 300))
-    assert (3, 4) in drawn(sampler[1], buffer.storage, 400)  # their ids say so
+    assert drawn(by_flag, buffer.storage) == untouched - {(5, 6), (6, 7)}
+    assert drawn(by_id, buffer.storage) == untouched - {(6, 7)} | {(row, row + 1) for row in range(6)}
 
 
-def test_whole_trajectories_are_no_steps(walks: Path) -> None:
+def test_whole_trajectories_have_no_slices(walks: Path) -> None:
     buffer = load_dataset(walks, batch_size=4, sampler=SliceSampler(slice_len=2), split_trajs=True)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="'episode' has the shape"):
         buffer.sample()
-
-
-# Small and odd storages --------------------------------------------------------------------------------
-
-
-def rows_of(numbers: range, length: int) -> TensorDict:
-    number = torch.tensor(numbers)
-    return TensorDict({"number": number, "episode": number // length}, [len(number)])
-
-
-def test_a_ring_of_one_row_has_one_slice() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(1), sampler=SliceSampler(slice_len=1), batch_size=2)
-    for number in range(3):
-        buffer.extend(rows_of(range(number, number + 1), 9))
-        assert buffer.sample()["number"].tolist() == [number] * 2
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 5, 7, 40])
-def test_a_trajectory_longer_than_the_ring_is_cut_at_the_newest_row(at_once: int) -> None:
-    sampler = SliceSampler(slice_len=5)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=5)
-    for start in range(0, 40, at_once):
-        buffer.extend(rows_of(range(start, start + at_once), 1000))
-        if len(buffer) == 5:
-            last = start + at_once
-            assert buffer.sample()["number"].tolist() == list(range(last - 5, last))
-
-
-def test_of_many_lanes_one_has_most_trajectories() -> None:
-    ids = torch.zeros(400, 50, dtype=torch.int64)
-    ids[:, 7] = torch.arange(400)
-    where = TensorStorage(TensorDict({"episode": ids}, [400, 50]), ndim=2)
-    index, _ = SliceSampler(slice_len=1, strict_length=False).sample(where, 4000)
-    assert (index[1] == 7).float().mean() == pytest.approx(400 / 449, abs=0.05)
-    index, _ = SliceSampler(slice_len=1, weight="step").sample(where, 4000)
-    assert (index[1] == 7).float().mean() == pytest.approx(1 / 50, abs=0.02)
 
 
 # Buffers -----------------------------------------------------------------------------------------------
 
 
-def filled(kind: type[ReplayBuffer], **options: Any) -> Any:
-    options = {"sampler": SliceSampler(slice_len=3), "batch_size": 6, **options}
-    buffer = kind(storage=LazyTensorStorage(30), generator=torch.Generator().manual_seed(0), **options)
-    buffer.extend(rows_of(range(30), 10))
+def of_three(kind: type[ReplayBuffer], **options: Any) -> Any:
+    """A buffer of three episodes of ten steps, with a seed, whose batches are two slices of three steps."""
+    generator = torch.Generator().manual_seed(0)
+    sampler = SliceSampler(slice_len=3)
+    buffer = kind(storage=LazyTensorStorage(30), sampler=sampler, batch_size=6, generator=generator, **options)
+    buffer.extend(steps(30, 10).exclude("next"))
     return buffer
 
 
-def test_a_plain_buffer_says_it_beside_the_batch_the_other_one_within() -> None:
-    batch, info = filled(ReplayBuffer).sample(return_info=True)
+def test_marks_are_beside_the_batch_of_a_plain_buffer_and_in_that_of_a_tensordict_buffer() -> None:
+    batch, info = of_three(ReplayBuffer).sample(return_info=True)
     assert ("next", "truncated") not in batch.keys(True)
-    within = filled(TensorDictReplayBuffer).sample()
-    assert torch.equal(batch["number"], within["number"])
+    double = of_three(TensorDictReplayBuffer, transform=lambda batch: batch.set("twice", batch["number"] * 2))
+    within = double.sample()
     for name in ("truncated", "done", "terminated"):
         assert torch.equal(info["next", name], within["next", name])
+    assert torch.equal(batch["number"], within["number"])
+    assert torch.equal(within["twice"], within["number"] * 2)
+    assert within["index"].shape == (6, 1)
+    assert torch.equal(within["index"][:, 0], within["number"])
 
 
-def test_the_same_slices_come_from_threads_that_prefetch() -> None:
-    plain, ahead = filled(TensorDictReplayBuffer), filled(TensorDictReplayBuffer, prefetch=3)
+def test_slices_are_the_same_with_prefetch() -> None:
+    plain, ahead = of_three(TensorDictReplayBuffer), of_three(TensorDictReplayBuffer, prefetch=3)
     for _ in range(10):
         assert torch.equal(plain.sample()["number"], ahead.sample()["number"])
 
 
-def test_transforms_see_slices() -> None:
-    buffer = filled(TensorDictReplayBuffer, transform=lambda batch: batch.set("twice", batch["number"] * 2))
-    batch = buffer.sample()
-    assert torch.equal(batch["twice"], batch["number"] * 2)
-    assert batch["next", "truncated"].flatten().tolist() == [False, False, True] * 2
-
-
-def test_buffers_on_one_storage_may_begin_at_the_same_time() -> None:
-    number = torch.arange(200_000)
-    rows = TensorDict({"number": number, "episode": number // 7}, [len(number)])
+def test_threads_that_sample_from_one_storage_at_once_share_a_table() -> None:
+    rows = steps(200_000, 7).exclude("next")
     for _ in range(10):
-        where = TensorStorage(rows)
+        where, barrier = TensorStorage(rows), threading.Barrier(4)
         samplers = [SliceSampler(slice_len=2) for _ in range(4)]
-        barrier = threading.Barrier(len(samplers))
-        threads = [threading.Thread(target=begin, args=(sampler, where, barrier)) for sampler in samplers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANG)
+
+        def begin(sampler: SliceSampler, where: Storage = where, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait(HANG)
+            sampler.sample(where, 8)
+
+        run_threads(*(partial(begin, sampler) for sampler in samplers))
         table = samplers[0].trajectories(where)
-        assert table.count == -(-len(number) // 7)
+        assert table.count == -(-len(rows) // 7)
         assert all(sampler.trajectories(where) is table for sampler in samplers)
-
-
-def begin(sampler: SliceSampler, where: TensorStorage, barrier: threading.Barrier) -> None:
-    barrier.wait(HANG)
-    sampler.sample(where, 8)
 
 
 def sample_and_write(buffer: Any, queue: Any) -> None:
     queue.put(buffer.sample()["number"].tolist())
-    buffer.extend(rows_of(range(30, 60), 30))
+    buffer.extend(steps(30, 30, first=30).exclude("next"))
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_other_processes_sample_and_what_they_write_is_seen(method: str) -> None:
     context = multiprocessing.get_context(method)
-    buffer, queue = filled(TensorDictReplayBuffer, shared=True), context.Queue()
+    buffer, queue = of_three(TensorDictReplayBuffer, shared=True), context.Queue()
     buffer.sample()
     process = context.Process(target=sample_and_write, args=(buffer, queue))
     process.start()
@@ -706,68 +612,37 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUD
 
 @pytest.mark.parametrize("generator", ["cpu", pytest.param("cuda", marks=cuda)])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
-def test_slices_lie_where_the_rows_lie(device: str, generator: str) -> None:
+def test_batches_are_on_the_device_of_the_rows(device: str, generator: str) -> None:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(30, device=device),
         sampler=SliceSampler(slice_len=3),
         batch_size=6,
         generator=torch.Generator(generator).manual_seed(0),
     )
-    buffer.extend(rows_of(range(40), 10))
+    buffer.extend(steps(40, 10).exclude("next"))
     batch = buffer.sample()
     assert {value.device.type for value in batch.values(True, True)} == {device}
     assert (batch["number"].view(2, 3).diff(dim=1) == 1).all()
     assert (batch["episode"].view(2, 3).diff(dim=1) == 0).all()
 
 
-@pytest.mark.parametrize("make", [SliceSampler, SliceSamplerWithoutReplacement])
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"traj_key": "episode", "truncated_key": "cut"},
-        {"traj_key": ("collector", "traj_ids"), "truncated_key": None},
-        {"end_key": ("next", "done")},
-        {"end_keys": ["done", ("next", "truncated")]},
-    ],
-)
-def test_keys_are_returned_as_they_were_given(make: Any, given: dict[str, Any]) -> None:
-    sampler = make(slice_len=2, **given)
-    expected = {"end_key": None if "end_keys" in given else DONE, "truncated_key": ("next", "truncated"), **given}
-    for name in ("traj_key", "end_key", "end_keys", "truncated_key"):
-        assert getattr(sampler, name) == expected.get(name)
+def test_trajectories_of_many_lanes_are_drawn_by_episode_or_by_step() -> None:
+    ids = torch.zeros(400, 50, dtype=torch.int64)
+    ids[:, 7] = torch.arange(400)
+    where = TensorStorage(TensorDict({"episode": ids}, [400, 50]), ndim=2)
+    index, _ = SliceSampler(slice_len=1, strict_length=False).sample(where, 4000)
+    assert (index[1] == 7).float().mean() == pytest.approx(400 / 449, abs=0.05)
+    index, _ = SliceSampler(slice_len=1, weight="step").sample(where, 4000)
+    assert (index[1] == 7).float().mean() == pytest.approx(1 / 50, abs=0.02)
 
 
-class TestSliceSampler(SliceSamplerTests):
-    def make(self, **options: Any) -> SliceSampler:
-        return SliceSampler(**options)
-
-
-class TestSliceSamplerWithoutReplacement(SliceSamplerTests):
-    replacement = False
-
-    def make(self, **options: Any) -> SliceSamplerWithoutReplacement:
-        return SliceSamplerWithoutReplacement(**options)
-
-
-class TestInOrder(SliceSamplerTests):
-    replacement = False
-
-    def make(self, **options: Any) -> SliceSamplerWithoutReplacement:
-        return SliceSamplerWithoutReplacement(shuffle=False, **options)
-
-
-class TestPrioritizedSliceSampler(SliceSamplerTests):
-    uniform_over = "step"  # all have the same priority
-
-    def make(self, **options: Any) -> PrioritizedSliceSampler:
-        return PrioritizedSliceSampler(24, 0.7, 0.5, **options)
-
+# The compiled call -------------------------------------------------------------------------------------
 
 CAPACITY = 40
 
 
 def written(lengths: list[int], rows: int) -> LazyTensorStorage:
-    """A ring into which so many rows of episodes of these lengths, again and again, are written one after the other."""
+    """A ring to which so many rows of episodes of these lengths, again and again, are written one after the other."""
     ids = torch.arange(len(lengths) * CAPACITY).repeat_interleave(torch.tensor(lengths * CAPACITY))[:rows]
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY))
     for part in TensorDict({"episode": ids}, [rows]).split(7):
@@ -775,13 +650,11 @@ def written(lengths: list[int], rows: int) -> LazyTensorStorage:
     return buffer.storage
 
 
-def drawn_of_slice_kernels(
-    storage: LazyTensorStorage, seed: int, **options: Any
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def many_slices(where: LazyTensorStorage, seed: int, **options: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Sixty-four slices of three steps."""
     sampler = SliceSampler(slice_len=3, **options)
     sampler.generator = torch.Generator().manual_seed(seed)
-    (index,), info = sampler.sample(storage, 64 * 3)
+    (index,), info = sampler.sample(where, 64 * 3)
     return index, {str(key): value for key, value in info.items()}
 
 
@@ -796,17 +669,16 @@ def drawn_of_slice_kernels(
 def test_slices_are_the_same_with_and_without_a_compiled_call(
     weight: str, anchor: str, batched: bool, lengths: list[int], rows: int, seed: int
 ) -> None:
-    storage = written(lengths, rows)
-    options = {"weight": weight, "anchor": anchor, "batched": batched}
+    where, options = written(lengths, rows), {"weight": weight, "anchor": anchor, "batched": batched}
     assert row_kernels.warm()
-    index, info = drawn_of_slice_kernels(storage, seed, **options)
+    index, info = many_slices(where, seed, **options)
     with mock.patch.object(row_kernels, "warm", return_value=False):
-        plain, plain_info = drawn_of_slice_kernels(storage, seed, **options)
+        plain, plain_info = many_slices(where, seed, **options)
     assert torch.equal(index, plain)
     assert info.keys() == plain_info.keys()
     assert all(torch.equal(value, plain_info[key]) for key, value in info.items())
-    steps = storage.get(index.reshape(-1))["episode"].view(-1, 3)
-    assert (steps == steps[:, :1]).all()
+    ids = where.get(index.reshape(-1))["episode"].view(-1, 3)
+    assert (ids == ids[:, :1]).all()
     assert (index.reshape(-1, 3).diff(dim=1).remainder(CAPACITY) == 1).all()
 
 
@@ -814,102 +686,26 @@ def test_slices_are_the_same_with_and_without_a_compiled_call(
 @given(st.integers(0, 2**32))
 def test_slices_are_the_same_as_those_that_might_be_cut(weight: str, seed: int) -> None:
     """Without `strict_length` slices are drawn in the way of those that may be shorter; here none is."""
-    storage = written([5, 8, 7], CAPACITY)
+    where = written([5, 8, 7], CAPACITY)
     assert row_kernels.warm()
-    index, _ = drawn_of_slice_kernels(storage, seed, weight=weight)
-    other, _ = drawn_of_slice_kernels(storage, seed, weight=weight, strict_length=False)
+    index, _ = many_slices(where, seed, weight=weight)
+    other, _ = many_slices(where, seed, weight=weight, strict_length=False)
     assert torch.equal(index, other)
 
 
 def test_a_draw_follows_every_write() -> None:
     """The kept list of trajectories is replaced: rows that were overwritten are not drawn as parts of old episodes."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=SliceSampler(slice_len=3))
-    seen = set()
+    buffer, seen = buffer_of(SliceSampler(slice_len=3), CAPACITY, batch_size=64 * 3), set()
     for number in range(60):
         buffer.extend(TensorDict({"episode": torch.full([5], number)}, [5]))
-        ids = buffer.sample(64 * 3)["episode"].view(-1, 3)
+        ids = buffer.sample()["episode"].view(-1, 3)
         assert (ids == ids[:, :1]).all()
         assert set(ids.unique().tolist()) <= set(range(number - CAPACITY // 5 + 1, number + 1))
         seen |= set(ids.unique().tolist())
     assert seen == set(range(60))
 
 
-SIZE = 37
-
-leaves = st.lists(st.integers(0, SIZE - 1), max_size=12)
-deeds = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), leaves),
-        st.tuples(st.just("same"), leaves),
-        st.tuples(st.just("fill"), st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(sorted)),
-        st.tuples(st.just("allow"), leaves.map(lambda some: sorted(set(some)))),
-        st.tuples(st.just("only"), leaves),
-        st.tuples(st.just("load"), st.integers(0, SIZE)),
-    ),
-    max_size=12,
-)
-
-
-@given(deeds, st.integers(0, 2**32), st.sampled_from([torch.float32, torch.float64]))
-@settings(deadline=None)
-def test_both_trees_follow_a_plain_list(found: list[tuple[str, list[int]]], seed: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tree, weights, legal = StartTree(SIZE, dtype), torch.zeros(SIZE, dtype=dtype), torch.zeros(SIZE, dtype=torch.bool)
-    for what, where in found:
-        if what == "load":
-            given_weights = torch.rand(where, generator=generator, dtype=dtype)  # type: ignore[call-overload]
-            tree.load(given_weights)
-            weights = torch.cat([given_weights, torch.zeros(SIZE - where, dtype=dtype)])  # type: ignore[operator]
-        elif what == "fill":
-            tree.fill(*where, 0.5)
-            weights[slice(*where)] = 0.5
-        else:
-            index = torch.tensor(where, dtype=torch.int64)
-            values, flags = torch.rand(len(where), generator=generator, dtype=dtype), torch.rand(SIZE) < 0.5
-            if what == "set":
-                tree.set(index, values)
-                for leaf, value in zip(where, values, strict=True):
-                    weights[leaf] = value
-            elif what == "same":
-                tree.set(index, 0.25)
-                weights[index] = 0.25
-            elif what == "allow":
-                tree.allow(index, flags[: len(where)])
-                legal[index] = flags[: len(where)]
-            else:
-                tree.allow_only(flags)
-                legal = flags
-    assert torch.equal(tree.weights(), weights)
-    assert torch.equal(tree.starts.weights(), weights.where(legal, 0))
-    assert tree.total == pytest.approx(float(weights.where(legal, 0).double().sum()))
-    assert tree.maximum == pytest.approx(float(weights.max()))
-    assert tree.minimum == pytest.approx(float(weights[weights > 0].min()) if weights.any() else math.inf)
-
-
-def test_only_legal_starts_are_drawn() -> None:
-    tree = StartTree(10, torch.float32)
-    tree.fill(0, 10, 2.0)
-    tree.allow(torch.tensor([3, 7]), torch.tensor([True, True]))
-    index, weights = tree.draw(torch.rand(50, dtype=torch.float64))
-    assert (set(index.tolist()), set(weights.tolist())) == ({3, 7}, {2.0})
-
-
-def test_one_that_grows_remembers_what_is_legal() -> None:
-    tree = StartTree(4, torch.float64)
-    tree.fill(0, 4, 2.0)
-    tree.allow(torch.tensor([1, 3]), torch.tensor([True, True]))
-    larger = tree.grown(30)
-    assert (larger.capacity, larger.total, larger.dtype) == (30, 4, torch.float64)
-    assert larger.weights().tolist() == [2.0] * 4 + [0.0] * 26
-    assert set(larger.draw(torch.rand(50, dtype=torch.float64))[0].tolist()) == {1, 3}
-
-
-def test_a_pickle_forgets_what_is_legal() -> None:
-    tree = StartTree(10, torch.float64)
-    tree.fill(0, 4, 2.0)
-    tree.allow_only(torch.ones(10, dtype=torch.bool))
-    again = pickle.loads(pickle.dumps(tree))
-    assert (again.weights().tolist(), again.total) == ([2.0] * 4 + [0.0] * 6, 0)
+# TorchRL -----------------------------------------------------------------------------------------------
 
 
 def data_of(library: Any, kind: str, lanes: int, rows: int, capacity: int, seeded: bool, **options: Any) -> Any:
@@ -963,27 +759,19 @@ def test_draws_are_those_of_torchrl(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SliceSampler(slice_len=2),
-        lambda: SliceSampler(num_slices=2),
-        lambda: SliceSamplerWithoutReplacement(slice_len=2),
-        lambda: PrioritizedSliceSampler(60, 0.7, 0.5, slice_len=2),
-    ],
-)
+@KINDS
 @pytest.mark.parametrize("prefetch", [None, 2])
-def test_a_multiplier_of_torchrl_draws_larger_batches(make: Any, prefetch: int | None) -> None:
-    sampler = make()
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(60), sampler=sampler, batch_size=4, prefetch=prefetch)
-    buffer.extend(steps(60, length=6))
-    for multiplier, size in ((3, 12), (None, 4), (1, 4)):
-        sampler._batch_size_multiplier = multiplier
-        buffer.forget_drawn()
-        batch = buffer.sample()
-        assert batch.shape == (size,)
-        places = batch["number"].view(-1, sampler.slice_len or size // 2)
-        assert (places.diff() == 1).all()
+def test_a_multiplier_of_torchrl_draws_larger_batches(kind: Any, prefetch: int | None) -> None:
+    for options in [{"slice_len": 2}, {"num_slices": 2}][: 2 if kind is SliceSampler else 1]:
+        sampler = kind(**options)
+        buffer = buffer_of(sampler, 60, prefetch=prefetch)
+        buffer.extend(steps(60, length=6))
+        for multiplier, size in ((3, 12), (None, 4), (1, 4)):
+            sampler._batch_size_multiplier = multiplier
+            buffer.forget_drawn()
+            batch = buffer.sample()
+            assert batch.shape == (size,)
+            assert (batch["number"].view(-1, sampler.slice_len or size // 2).diff() == 1).all()
 
 
 def test_ensembles_do_not_draw_at_once_from_samplers_with_a_multiplier() -> None:

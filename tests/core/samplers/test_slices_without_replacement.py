@@ -1,3 +1,5 @@
+"""`SliceSamplerWithoutReplacement`: epochs over trajectories that grow and disappear, and their states."""
+
 from __future__ import annotations
 
 import json
@@ -44,14 +46,6 @@ def first_steps(twin: Twin, slices: int = 2) -> list[int]:
     return [part[0][0] for part in twin.draw(3 * slices)[0]]
 
 
-def epoch(twin: Twin, slices: int = 2) -> list[int]:
-    """How many slices the batches of an epoch have."""
-    counts = []
-    while not counts or not twin.buffer.sampler.ran_out:
-        counts.append(len(twin.draw(3 * slices)[0]))
-    return counts
-
-
 # Epochs ----------------------------------------------------------------------------------------------
 
 
@@ -67,10 +61,15 @@ def epoch(twin: Twin, slices: int = 2) -> list[int]:
 )
 def test_batches_of_an_epoch(options: dict[str, bool], slices: int, expected: list[int]) -> None:
     twin = twin_of(sampler_of(**options))
-    assert [epoch(twin, slices) for _ in range(3)] == [expected] * 3
+    sampler, left = twin.buffer.sampler, len(expected)
+    assert sampler._remaining_batches > 2**60
+    for _ in range(3):
+        for number, count in enumerate(expected, 1):
+            assert len(twin.draw(3 * slices)[0]) == count
+            assert (sampler.ran_out, sampler._remaining_batches) == (number == left, left - number or left)
 
 
-def test_in_the_order_of_time() -> None:
+def test_trajectories_come_in_the_order_of_time_without_shuffling() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start", strict_length=False))
     assert [first_steps(twin) for _ in range(4)] == [[0, 4], [9, 15], [19], [0, 4]]
 
@@ -81,18 +80,6 @@ def test_all_orders_are_equally_likely() -> None:
     counts = Counter(tuple(first_steps(twin, 3)) for _ in range(600))
     assert len(counts) == 6
     assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 30
-
-
-def test_the_batches_that_remain_are_told() -> None:
-    twin = twin_of(sampler_of(strict_length=False))
-    assert twin.buffer.sampler._remaining_batches > 2**60
-    told = []
-    for _ in range(4):
-        first_steps(twin)
-        told.append((twin.buffer.sampler.ran_out, twin.buffer.sampler._remaining_batches))
-    assert told == [(False, 2), (False, 1), (True, 3), (False, 2)]
-    twin.buffer.sampler.ran_out = True
-    assert twin.buffer.sampler.ran_out is True
 
 
 def test_iteration_over_a_buffer_ends_with_the_epoch() -> None:
@@ -110,7 +97,7 @@ def test_late_trajectories_come_in_the_same_epoch() -> None:
     assert twin.buffer.sampler.ran_out is True
 
 
-def test_one_that_grows_comes_once() -> None:
+def test_a_trajectory_that_grows_comes_once() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start"), [3, 2])
     for steps in (2, 1, 5):  # the last one begins, becomes long enough, and goes on
         seen = first_steps(twin, 1)
@@ -119,7 +106,7 @@ def test_one_that_grows_comes_once() -> None:
     assert Counter(first_steps(twin, 1)[0] for _ in range(4)) == {0: 2, 5: 2}
 
 
-def test_what_was_overwritten_no_longer_comes() -> None:
+def test_overwritten_trajectories_no_longer_come() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start"), [4, 4, 4], capacity=12)
     assert first_steps(twin, 1) == [0]
     write(twin, [5])  # over the first trajectory, and a step of the second
@@ -127,7 +114,7 @@ def test_what_was_overwritten_no_longer_comes() -> None:
     assert twin.buffer.sampler.ran_out is True
 
 
-def test_one_that_the_ring_has_made_too_short_no_longer_comes() -> None:
+def test_a_trajectory_that_the_ring_has_cut_short_no_longer_comes() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start"), [4, 4, 4], capacity=12)
     write(twin, [2])
     assert [first_steps(twin, 1), first_steps(twin, 1)] == [[4], [8]]
@@ -148,7 +135,7 @@ def test_slices_of_another_length_leave_the_epoch_as_it_is() -> None:
     assert drawn == [0, 4, 9, 15, 19]
 
 
-def test_what_cannot_be_drawn_changes_nothing() -> None:
+def test_refused_batches_change_nothing() -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start", drop_last=True))
     assert first_steps(twin) == [0, 4]
     with pytest.raises(ValueError, match="a batch has 5 slices, expected at most 4"):
@@ -158,7 +145,7 @@ def test_what_cannot_be_drawn_changes_nothing() -> None:
     assert first_steps(twin) == [9, 15]
 
 
-def test_slice_sampler_without_replacement_makes_this_one() -> None:
+def test_replacement_false_makes_this_sampler() -> None:
     sampler = SliceSampler(slice_len=2, replacement=False, shuffle=False, drop_last=True)
     assert type(sampler) is SliceSamplerWithoutReplacement
     assert isinstance(sampler, SliceSampler)
@@ -167,7 +154,7 @@ def test_slice_sampler_without_replacement_makes_this_one() -> None:
     assert type(SliceSampler(slice_len=2, replacement=True)) is SliceSampler
 
 
-def test_short_ones_are_padded_on_request() -> None:
+def test_short_trajectories_are_padded_on_request() -> None:
     twin = twin_of(sampler_of(strict_length=False, pad_output=True, shuffle=False, anchor="end"))
     index, info = twin.sample(15)
     assert index[0].tolist() == [1, 2, 3, 6, 7, 8, 12, 13, 14, 16, 17, 18, 19, 19, 19]
@@ -192,7 +179,7 @@ def copied(sampler: SliceSamplerWithoutReplacement, way: str, folder: Path) -> S
 @each("way", ["folder", "state", "pickle"])
 @each("drawn", [0, 1, 2, 5])
 @each("strict", [True, False])
-def test_the_next_draws_are_the_same(tmp_path: Path, way: str, drawn: int, strict: bool) -> None:
+def test_a_restored_sampler_draws_the_same_next(tmp_path: Path, way: str, drawn: int, strict: bool) -> None:
     twin = twin_of(sampler_of(strict_length=strict), capacity=30)
     twin.buffer.set_rng(torch.Generator().manual_seed(3))
     for _ in range(drawn):
@@ -211,7 +198,7 @@ def test_the_next_draws_are_the_same(tmp_path: Path, way: str, drawn: int, stric
                 write(one, [1 + number % 5], "terminated" if number % 2 else "nothing")
 
 
-def test_asking_for_the_state_changes_nothing() -> None:
+def test_saving_the_state_changes_no_draw() -> None:
     drawn = []
     for ask in (True, False):
         twin = twin_of(sampler_of())
@@ -243,7 +230,7 @@ def test_a_state_of_other_trajectories_begins_an_epoch() -> None:
         {"_waiting": torch.tensor([2])},
     ],
 )
-def test_a_state_that_cannot_be_changes_nothing(wrong: dict[str, Any]) -> None:
+def test_refused_states_change_nothing(wrong: dict[str, Any]) -> None:
     twin = twin_of(sampler_of(shuffle=False, anchor="start"))
     first_steps(twin)
     with pytest.raises(SchemaError):
@@ -268,7 +255,7 @@ def test_a_damaged_folder_changes_nothing(tmp_path: Path) -> None:
 # TorchRL ---------------------------------------------------------------------------------------------
 
 
-def test_what_torchrl_wrote_is_read() -> None:
+def test_folders_of_torchrl_are_read() -> None:
     case = CASES / "sampler_slice_without_replacement"
     facts, expected = json.loads((case / "case.json").read_text()), np.load(case / "expected_sampler.npz")
     sampler = sampler_of(strict_length=False)
@@ -310,7 +297,7 @@ def test_torchrl_reads_ours(tmp_path: Path, drawn: int) -> None:
     theirs.load_state_dict(twin.buffer.sampler.state_dict())
 
 
-def test_bad_arguments() -> None:
+def test_arguments_without_sense_are_refused() -> None:
     with pytest.raises(UsageError):
         sampler_of(pad_output=True)
     with pytest.raises(TypeError):

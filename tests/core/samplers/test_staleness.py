@@ -14,6 +14,7 @@ from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool import (
     LazyMemmapStorage,
@@ -133,7 +134,7 @@ def test_batches_have_their_exact_probabilities(size: int, batch: int) -> None:
         assert abs(found[order] - draws * chance) < 5 * math.sqrt(draws * chance) + 3
 
 
-def test_batches_beyond_the_few_rounds() -> None:
+def test_elements_of_tiny_weight_are_drawn_after_all_others() -> None:
     """One element has nearly all of the weight: the others are found by comparing all."""
     weigh = torch.tensor([1e12, 1.0, 1.0, 1e-300], dtype=torch.float64)
     sampler = StalenessAwareSampler(staleness_weight_fn=lambda staleness: weigh[staleness.long()])
@@ -152,9 +153,9 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ACTIONS, st.sampled_from([LazyTensorStorage, ListStorage]), st.sampled_from([-1, 0, 2]))
-def test_histories(actions: list[Any], storage: Any, limit: int) -> None:
+def test_batches_are_right_after_any_history(actions: list[Any], storage: Any, limit: int) -> None:
     sampler = StalenessAwareSampler(limit)
     buffer = ReplayBuffer(storage=storage(CAPACITY), sampler=sampler, generator=torch.Generator().manual_seed(0))
     buffer.extend(rows([0, 0]))
@@ -237,7 +238,7 @@ def test_other_processes_write_and_publish(start: str) -> None:
     assert sorted(drawn(buffer, 4)[0]) == [(row,) for row in range(4)]
     process = multiprocessing.get_context(start).Process(target=_publish, args=(buffer,))
     process.start()
-    process.join()
+    process.join(HANG)
     assert process.exitcode == 0
     assert sampler.consumer_version == 7
     assert sorted(drawn(buffer, 2)[0]) == [(4,), (5,)]
@@ -254,18 +255,18 @@ def test_other_processes_write_and_publish(start: str) -> None:
         {"version_key": 3},
     ],
 )
-def test_invalid_arguments(arguments: dict[str, Any]) -> None:
+def test_arguments_without_sense_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"max_staleness|staleness_weight_fn|the key"):
         StalenessAwareSampler(**arguments)
 
 
 @pytest.mark.parametrize("version", [1.5, "1", None, True])
-def test_invalid_versions_of_the_consumer(version: Any) -> None:
+def test_consumer_versions_without_sense_are_refused(version: Any) -> None:
     with pytest.raises(ValueError, match="consumer_version"):
         StalenessAwareSampler().consumer_version = version
 
 
-def test_entries_that_are_no_versions() -> None:
+def test_entries_that_are_no_versions_are_refused() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=StalenessAwareSampler(), batch_size=2)
     buffer.extend(TensorDict({"obs": torch.zeros(4)}, [4]))
     with pytest.raises(KeyError, match="policy_version"):
@@ -289,7 +290,7 @@ def test_entries_that_are_no_versions() -> None:
         (lambda staleness: torch.ones(3, 3), "one weight for each"),
     ],
 )
-def test_weights_that_are_none(function: Any, message: str) -> None:
+def test_functions_that_return_no_weights_are_refused(function: Any, message: str) -> None:
     buffer = filled("full", "ragged", ListStorage, StalenessAwareSampler())
     buffer.sampler.staleness_weight_fn = function
     with pytest.raises(ValueError, match=message):

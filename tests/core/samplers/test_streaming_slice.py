@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from waiting import HANG
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
@@ -196,7 +197,7 @@ def test_the_windows_are_those_that_are_cut_step_by_step(
 
 
 @given(lives(longest=40))
-def test_windows_of_writes_of_any_length_are_apart_whole_and_drawn_once(life: tuple[int, int, list[Any]]) -> None:
+def test_windows_of_long_writes_are_whole_and_drawn_once(life: tuple[int, int, list[Any]]) -> None:
     capacity, slice_len, happens = life
     cutter, buffer, seen = Cutter(slice_len), streaming(slice_len, capacity, 0), []
     for happening in happens:
@@ -219,16 +220,6 @@ def test_windows_of_writes_of_any_length_are_apart_whole_and_drawn_once(life: tu
 # What writes ---------------------------------------------------------------------------------------
 
 
-def test_overwritten_windows_are_dropped() -> None:
-    buffer = streaming(capacity=7)
-    buffer.extend(steps(7))
-    buffer.extend(steps(4, first=7))
-    assert queued(buffer) == [[6, 0, 1]]  # 0 to 5 are gone; 9 and 10 wait
-    assert drawn(buffer)[0] == (6, 7, 8)
-    buffer.extend(steps(3, first=11))
-    assert drawn(buffer)[0] == (9, 10, 11)
-
-
 def test_a_write_longer_than_the_buffer_begins_anew() -> None:
     buffer = streaming(capacity=9, slices=3)
     buffer.extend(steps(2))
@@ -236,7 +227,7 @@ def test_a_write_longer_than_the_buffer_begins_anew() -> None:
     assert drawn(buffer) == [(13, 14, 15), (16, 17, 18), (19, 20, 21)]
 
 
-def test_only_writes_make_windows() -> None:
+def test_edits_and_new_samplers_make_no_windows() -> None:
     buffer = streaming()
     buffer.extend(steps(6))
     drawn(buffer)
@@ -280,7 +271,8 @@ def test_the_writes_of_another_process_make_windows_here() -> None:
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=written_elsewhere, args=(buffer,))
     process.start()
-    process.join()
+    process.join(HANG)
+    assert process.exitcode == 0
     assert drawn(buffer) == [(0, 1, 6), (7, 8, 9)]
 
 
@@ -368,7 +360,7 @@ def test_a_state_that_does_not_fit_changes_nothing(
         ({}, TypeError, "slice_len"),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], kind: type[Exception], message: str) -> None:
+def test_arguments_without_sense_are_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         StreamingSliceSampler(**options)
 

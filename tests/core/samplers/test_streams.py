@@ -26,7 +26,7 @@ def drawn(buffer: Any) -> list[int]:
     return torch.cat([batch["x"] for batch in buffer]).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, OPTIONS, st.integers(1, 9), st.booleans())
 def test_an_epoch_has_every_element_once(parts: Any, options: Any, batch: int, known: bool) -> None:
     buffer = stream_buffer(parts, rbtool.StreamSampler(**options), batch, known=known)
@@ -39,7 +39,6 @@ def test_an_epoch_has_every_element_once(parts: Any, options: Any, batch: int, k
         assert len(set(expected)) == len(expected) <= limit
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, OPTIONS, st.integers(1, 4))
 def test_parts_have_every_element_once_together(parts: Any, options: Any, count: int) -> None:
     found: list[int] = []
@@ -72,7 +71,6 @@ class FailingShards(ListedShards):
         return super().take(number)
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, OPTIONS, st.integers(1, 9), st.booleans())
 def test_a_batch_that_fails_comes_again(parts: Any, options: Any, batch: int, drop_last: bool) -> None:
     batch = min(batch, sum(map(sum, parts)))
@@ -109,7 +107,6 @@ def test_slices_of_a_refused_batch_are_not_drawn_from() -> None:
     assert sampler.sample(storage, 3 * 3)[0][0].reshape(3, 3).diff().eq(1).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(LENGTHS, OPTIONS, st.integers(1, 5), st.integers(0, 12))
 def test_a_state_continues_with_the_next_element(parts: Any, options: Any, batch: int, taken: int) -> None:
     first = stream_buffer(parts, rbtool.StreamSampler(**options), batch)
@@ -123,7 +120,7 @@ def test_a_state_continues_with_the_next_element(parts: Any, options: Any, batch
         assert first.sampler.ran_out == again.sampler.ran_out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, OPTIONS, st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_slices_are_of_every_trajectory_once(parts: Any, options: Any, size: int, count: int, strict: bool) -> None:
     lengths = [length for part in parts for length in part]

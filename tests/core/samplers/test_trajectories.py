@@ -32,8 +32,8 @@ from rbtool.core.samplers.trajectories import (
 from rbtool.core.storages.dataset import StepStorage
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
-from rbtool.core.testing.datasets import write_walks
 
+EPISODES = [(4, "terminated"), (1, "truncated"), (6, "open"), (2, "both")]
 DONE = FlagBoundaries((("next", "done"),))
 SIGNALS = (DONE, FlagBoundaries((("cut",), ("nowhere",), ("next", "done"))), IdBoundaries(("id",)))
 RULES = (SliceRule(1), SliceRule(2, 2), SliceRule(3, 1, 2, 1), SliceRule(2, 2, 0, 1))
@@ -131,9 +131,9 @@ def made(capacity: int, ndim: int) -> ReplayBuffer:
     return ReplayBuffer(storage=LazyTensorStorage(capacity * ndim, ndim=ndim), dim_extend=0)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(capacity=st.integers(1, 9), ndim=st.integers(1, 2), history=st.lists(deeds, max_size=25))
-def test_kept_up_to_date_it_is_what_it_would_be_from_scratch(
+def test_a_table_kept_up_to_date_equals_one_made_from_scratch(
     capacity: int, ndim: int, history: list[tuple[str, Any]]
 ) -> None:
     buffer = made(capacity, ndim)
@@ -143,7 +143,7 @@ def test_kept_up_to_date_it_is_what_it_would_be_from_scratch(
         check(buffer.storage)
 
 
-def test_a_long_ring_keeps_what_it_needs() -> None:
+def test_a_table_stays_small_and_right_in_a_long_run() -> None:
     buffer, numbers = made(50, 1), np.random.default_rng(0)
     for _ in range(150):
         buffer.extend(steps(numbers.integers(0, 20, numbers.integers(1, 9)).tolist()))
@@ -211,15 +211,14 @@ def test_after_a_write_the_changes_are_the_new_rows() -> None:
 def test_there_is_one_table_for_a_storage_and_a_signal() -> None:
     buffer = made(10, 1)
     buffer.extend(steps([1] * 8))
-    assert trajectory_table(buffer.storage, DONE) is trajectory_table(
-        buffer.storage, FlagBoundaries((("next", "done"),))
-    )
-    assert trajectory_table(buffer.storage, DONE) is not trajectory_table(buffer.storage, SIGNALS[1])
+    table = trajectory_table(buffer.storage, DONE)
+    assert table is trajectory_table(buffer.storage, FlagBoundaries((("next", "done"),)))
+    assert table is not trajectory_table(buffer.storage, SIGNALS[1])
 
 
 @pytest.mark.parametrize("make", [ListStorage, LazyStackStorage])
 @pytest.mark.parametrize("capacity", [9, 10**12, None])
-def test_lists_have_trajectories_however_much_room_there_is(make: Callable[[Any], Any], capacity: int | None) -> None:
+def test_lists_of_any_capacity_have_trajectories(make: Callable[[Any], Any], capacity: int | None) -> None:
     storage = make(capacity)
     buffer = ReplayBuffer(storage=storage)
     for _ in range(3):
@@ -230,12 +229,11 @@ def test_lists_have_trajectories_however_much_room_there_is(make: Callable[[Any]
     buffer.add(steps([4])[0])
     table.refresh()
     assert table.count == 4
-    state = buffer.state_dict()
     other = ReplayBuffer(storage=make(None))
-    other.load_state_dict(state)
-    check_count = trajectory_table(other.storage, DONE)
-    check_count.refresh()
-    assert sum(length for _, _, length in listed(check_count)) == len(other)
+    other.load_state_dict(buffer.state_dict())
+    again = trajectory_table(other.storage, DONE)
+    again.refresh()
+    assert sum(length for _, _, length in listed(again)) == len(other)
 
 
 def test_the_newest_row_is_an_end_after_a_load_into_a_larger_ring() -> None:
@@ -249,12 +247,6 @@ def test_the_newest_row_is_an_end_after_a_load_into_a_larger_ring() -> None:
     other.extend(steps([1] * 5))  # into the free rows, and on over the oldest
     table.refresh()
     assert listed(table) == [(0, 2, 9)]
-
-
-@pytest.fixture
-def walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(4, "terminated"), (1, "truncated"), (6, "open"), (2, "both")])
-    return tmp_path / "walks"
 
 
 @pytest.mark.parametrize("make", [DatasetStorage, lambda path: StepStorage(TedReader(path))])
@@ -323,7 +315,7 @@ class Lists:
     "rule", [SliceRule(1), SliceRule(3, 3), SliceRule(4, 1, 1, 2), SliceRule(2, 2, anchor="start")]
 )
 @pytest.mark.parametrize("chance", [0.02, 0.9])
-def test_it_holds_what_lists_hold(lanes: int, rule: SliceRule, chance: float) -> None:
+def test_runs_are_those_of_lists(lanes: int, rule: SliceRule, chance: float) -> None:
     numbers, lists, runs, oldest = np.random.default_rng(5), Lists(lanes), LaneRuns(lanes, rule), 0
     for count in (3, 400, 1, 60, 200, 1, 1, 300):  # many at once, few at once
         ended = lists.grow(numbers, count, chance)
@@ -343,7 +335,7 @@ def test_it_holds_what_lists_hold(lanes: int, rule: SliceRule, chance: float) ->
         assert list(zip(*(part.tolist() for part in by_start), strict=True)) == every
 
 
-def test_room_is_made_for_what_lasts_not_for_all_that_ever_was() -> None:
+def test_memory_does_not_grow_with_trajectories_that_are_gone() -> None:
     runs = LaneRuns(2, SliceRule())
     for step in range(5000):
         runs.append(np.arange(2), np.full(2, step), np.full(2, step))

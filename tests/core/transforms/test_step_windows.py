@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -79,7 +80,7 @@ def test_every_row_of_every_ring(name: str, contents: str, ndim: int) -> None:
 
 
 @given(st.data())
-def test_any_history(data: st.DataObject) -> None:
+def test_windows_are_right_after_any_history(data: st.DataObject) -> None:
     capacity, lanes = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
     twin, ndim = Twin(capacity, None, lanes, 2 if lanes > 1 else 1), 2 if lanes > 1 else 1
     rows, place = data.draw(step_lists(lanes, 3 * capacity)), 0
@@ -113,22 +114,20 @@ def test_every_sampler(name: str, prefetch: int | None) -> None:
         require_windows(buffer.sample(), twin.model, [-1, 0, 1, 2])
 
 
-def test_rows_that_are_named() -> None:
+def test_indexed_rows_have_windows() -> None:
     twin = situation("wrapped mid-episode", "ragged")
     buffer = drawing(twin, rbtool.RandomSampler(), [0, 1])
     wanted = [[walked(twin.model, (row,), offset)[0] for offset in (0, 1)] for row in range(len(buffer))]
     assert buffer[:]["number"].tolist() == wanted
     assert buffer[3]["number"].tolist() == wanted[3]
     assert buffer[-1]["is_pad", "number"].shape == (2,)
-    assert buffer[torch.tensor([[4, 1], [0, 11]])]["number"].tolist() == [
-        [wanted[4], wanted[1]],
-        [wanted[0], wanted[11]],
-    ]
+    square = buffer[torch.tensor([[4, 1], [0, 11]])]["number"]
+    assert square.tolist() == [[wanted[4], wanted[1]], [wanted[0], wanted[11]]]
     with pytest.raises(IndexError):
         buffer[12]
 
 
-def test_objects_of_a_list_storage_are_read_whole() -> None:
+def test_steps_of_a_list_have_windows() -> None:
     steps = [TensorDict({"x": torch.tensor(n), "next": {"done": torch.tensor([n % 3 == 2])}}) for n in range(7)]
     buffer = rbtool.ReplayBuffer(storage=rbtool.ListStorage(10), transform=Windows({"x": (0, 3)}), batch_size=4)
     buffer.extend(steps)
@@ -136,17 +135,14 @@ def test_objects_of_a_list_storage_are_read_whole() -> None:
     assert batch["x"].tolist() == [[0, 1, 2], [1, 2, 2], [2, 2, 2], [3, 4, 5], [4, 5, 5], [5, 5, 5], [6, 6, 6]]
 
 
-def test_a_ring_that_is_written_meanwhile() -> None:
-    """Windows are of one moment: the number after the one before, or repeats of the last."""
+def test_windows_are_of_one_moment_while_a_thread_writes() -> None:
     buffer = rbtool.TensorDictReplayBuffer(
         storage=rbtool.LazyTensorStorage(50), transform=Windows({"number": (-3, 5)}), batch_size=32
     )
-    over, start = threading.Event(), 0
+    over = threading.Event()
 
     def write() -> None:
-        nonlocal start
-        number = torch.arange(start, start + 17)
-        start += 17
+        number = torch.arange(buffer.write_count, buffer.write_count + 17)
         done = (number % 10 == 9).unsqueeze(-1)
         buffer.extend(TensorDict({"number": number, "next": {"done": done}}, [17]))
 
@@ -155,23 +151,21 @@ def test_a_ring_that_is_written_meanwhile() -> None:
             write()
 
     write()
-    writer = threading.Thread(target=write_on)
+    writer, drawn = threading.Thread(target=write_on), 0
     writer.start()
     try:
-        for _ in range(300):
+        while drawn < 300 or buffer.write_count == 17:
             batch = buffer.sample()
-            real = ~batch["is_pad", "number"]
-            anchor = batch["number"][:, 3:4]
+            real, anchor = ~batch["is_pad", "number"], batch["number"][:, 3:4]
             assert bool(((batch["number"] == anchor + torch.arange(-3, 5)) == real).all())
             assert bool((batch["number"] // 10 == anchor // 10).all())
+            drawn += 1
     finally:
         over.set()
         writer.join()
 
 
-def test_a_pickled_buffer() -> None:
-    import pickle
-
+def test_a_pickled_buffer_has_windows() -> None:
     twin = situation("partly filled", "ragged")
     buffer = pickle.loads(pickle.dumps(drawing(twin, rbtool.RandomSampler(), [0, 2])))
     require_windows(buffer.sample(), twin.model, [0, 2])
@@ -200,7 +194,7 @@ def test_a_pickled_buffer() -> None:
         ([np.float32(0.2)], [2]),
     ],
 )
-def test_forms_of_windows(window: Any, offsets: list[int]) -> None:
+def test_windows_are_given_as_bounds_texts_or_offsets(window: Any, offsets: list[int]) -> None:
     found = Windows({"x": window}, fps=10).windows["x"]
     assert found.tolist() == offsets
     assert found.dtype == np.int64
@@ -237,12 +231,12 @@ STORED = TensorDict(
         ({"x": [2**63 - 1]}, UsageError, "at most 1,048,576 away"),
     ],
 )
-def test_bad_windows(windows: Any, error: type[Exception], words: str) -> None:
+def test_windows_without_sense_are_refused(windows: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         rbtool.ReplayBuffer(storage=TensorStorage(STORED), transform=Windows(windows))[:]
 
 
-def test_bad_seconds_padding_and_rates() -> None:
+def test_seconds_paddings_and_rates_without_sense_are_refused() -> None:
     for windows, words in (({"x": [0.05]}, "between two steps"), ({"x": [0.1, float("nan")]}, "finite")):
         with pytest.raises(UsageError, match=words):
             Windows(windows, fps=10)
@@ -254,7 +248,7 @@ def test_bad_seconds_padding_and_rates() -> None:
         Windows({"x": (0, 1)}, pad="mirror")  # type: ignore[arg-type]
 
 
-def test_relabelled_steps_have_no_windows() -> None:
+def test_a_buffer_that_relabels_refuses_windows() -> None:
     end, position = torch.tensor([[False], [False], [True]]), torch.arange(4).view(4, 1)
     steps = TensorDict({"achieved_goal": position[:3], "desired_goal": torch.full((3, 1), 9)}, [3])
     steps["next"] = TensorDict({"achieved_goal": position[1:], "reward": torch.zeros(3, 1), "done": end}, [3])
@@ -267,7 +261,7 @@ def test_relabelled_steps_have_no_windows() -> None:
         buffer.sample()
 
 
-def test_elements_that_have_no_windows() -> None:
+def test_elements_without_windows_are_refused() -> None:
     whole = TensorDict({"x": torch.zeros(2, 4), "next": {"done": torch.zeros(2, 4, 1)}}, [2, 4])
     with pytest.raises(SchemaError, match="expected single steps"):
         rbtool.ReplayBuffer(storage=TensorStorage(whole), transform=Windows({"x": (0, 1)}))[:]
@@ -278,7 +272,7 @@ def test_elements_that_have_no_windows() -> None:
         rbtool.ReplayBuffer(storage=TensorStorage(bare), transform=Windows({"x": (0, 1)}))[:]
 
 
-def test_members_with_windows_of_other_lengths_are_told_apart() -> None:
+def test_members_with_windows_of_other_lengths_are_refused() -> None:
     members = [
         rbtool.TensorDictReplayBuffer(storage=TensorStorage(STORED.clone()), transform=Windows({"x": (0, stop)}))
         for stop in (2, 3)
