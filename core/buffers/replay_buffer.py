@@ -347,6 +347,7 @@ class ReplayBuffer(Rebased):
             self._storage.attach(self._listener)
         self._notify_sampler = sampler.follows_writes and not sampler.writes_are_updates
         self._write_error = sampler.write_error(self._storage)
+        sampler.on_share(self._storage if self.shared else None)
         if isinstance(self._writer, RoundRobinWriter):
             self._writer.reuse = sampler.freed if isinstance(sampler, ConsumingSampler) else None
         self._set_generators(self._rng)
@@ -1815,6 +1816,7 @@ class ReplayBuffer(Rebased):
             self._unshared, self._storage.journal = False, None
             if shared:
                 self._share_rows()
+            self._sampler.on_share(self._storage if shared else None)
         return self
 
     def _share_rows(self) -> None:

@@ -453,6 +453,9 @@ class LearnerSampler(PrioritizedSampler):
         """Set the writer and the storage to follow."""
         self._writer, self._storage = writer, storage
 
+    def on_share(self, storage: Storage | None) -> None:
+        """Do nothing: the writer's counters, shared or not, say what is new."""
+
     def catch_up(self) -> None:
         """Give the rows written since the last update the default priority."""
         writer, storage = self._writer, self._storage

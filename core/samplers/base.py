@@ -188,6 +188,9 @@ class Sampler(metaclass=_Samplers):
     def on_attach(self, storage: Storage) -> Any:
         """Called with the storage before the first draw from it."""
 
+    def on_share(self, storage: Storage | None) -> None:
+        """Called with the storage of a buffer that other processes write to as well; with None if they do not."""
+
     def on_write(self, index: Any) -> None:
         """Called after a write.
 

@@ -37,6 +37,7 @@ from ..kernels.slices import Anchor, SliceRule
 from ..kernels.trees import DTYPES, PriorityTree, bounds, priority_tree
 from ..storages.base import Storage
 from ..storages.cursors import NoNumbersError, as_numbers, element_numbers, marked_numbers
+from ..storages.write_log import Written
 from ..ted.schema import Numbers
 from ..torchrl_classes import counterpart
 from .base import Index, Sampler
@@ -140,6 +141,8 @@ class PrioritizedSampler(Sampler):
         )
         self._fits = False
         self._open = False
+        self._ring: Storage | None = None
+        self._ring_seen: Written | None = None
         self._forget()
 
     @staticmethod
@@ -228,9 +231,34 @@ class PrioritizedSampler(Sampler):
 
         `length` is the number of elements if the caller knows it, which saves time.
         """
+        self._catch_up()
         if length != self._priorities.known:
             self.on_attach(storage)
         return self._priorities.tree
+
+    def on_share(self, storage: Storage | None) -> None:
+        """Follow what other processes write to the ring: at the next use, new rows get the default priority."""
+        self._ring = storage
+        self._see_ring()
+
+    def _see_ring(self) -> None:
+        self._ring_seen = None if self._ring is None else self._ring.log.now
+
+    def _catch_up(self) -> None:
+        """Give the default priority to rows that were written to a shared ring since the last call.
+
+        The rows that this process wrote are among them: it sets their priorities only after this.
+        """
+        storage, seen = self._ring, self._ring_seen
+        if storage is None or seen is None or (now := storage.log.now).rows == seen.rows:
+            return
+        self._ring_seen = now
+        length, capacity = self.on_attach(storage), storage.capacity_rows
+        added, lanes = min(now.rows - seen.rows, capacity), math.prod(storage.shape[1:])
+        if added > 0:  # negative after a write was undone
+            first = (now.next_row - added) % capacity
+            for start, stop in ((first, min(first + added, capacity)), (0, max(first + added - capacity, 0))):
+                self._priorities.renew_run(start * lanes, min(stop * lanes, length))
 
     def fit(self, storage: Storage) -> None:
         """Grow to the capacity of this storage, and to other capacities later, without a warning."""
@@ -289,6 +317,7 @@ class PrioritizedSampler(Sampler):
             IndexError: an element is beyond the capacity or, with `storage`, beyond its length.
             SchemaError: (a RuntimeError) the number of priorities does not match.
         """
+        self._catch_up()
         if storage is not None:
             self.on_attach(storage)
         values = _priority_values(priority, self.dtype)
@@ -301,6 +330,7 @@ class PrioritizedSampler(Sampler):
 
     def on_update(self, index: Any, storage: Storage | None) -> None:
         """Give changed elements the default priority; without `storage`, `index` consists of element numbers."""
+        self._catch_up()
         if storage is None:
             self._priorities.renew(element_numbers(index, self._lanes))
             return
@@ -343,6 +373,7 @@ class PrioritizedSampler(Sampler):
         In `_sum_tree` and `_min_tree`, float64 `[max_capacity]`, elements that were never written have 0 and the
         largest float32. `_max_priority` is float64 `[2]`: the largest priority and its element, -1 if none was given.
         """
+        self._catch_up()
         return self._priorities.state_dict() | {"_beta": self._beta}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -358,6 +389,7 @@ class PrioritizedSampler(Sampler):
         except UsageError as error:
             raise SchemaError(f"this state cannot be loaded: {error}") from error
         self._beta = beta
+        self._see_ring()
         self._forget()
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
@@ -381,7 +413,8 @@ class PrioritizedSampler(Sampler):
                 f"a {type(self).__name__} cannot go to another process: priorities are not shared",
                 hint="create the buffer with sync=False: other processes write, and this one samples",
             )
-        return super().__getstate__()
+        self._catch_up()
+        return super().__getstate__() | {"_ring": None, "_ring_seen": None}
 
     def __repr__(self) -> str:
         numbers = f"alpha={self.alpha:g}, beta={self.beta:g}, eps={self.eps:g}"

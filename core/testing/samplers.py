@@ -150,7 +150,7 @@ class SamplerTests(ABC):
             other.generator.set_state(sampler.generator.get_state())
             for _ in range(20):
                 assert torch.equal(other.sample(storage, 16)[0], sampler.sample(storage, 16)[0])  # type: ignore[arg-type]
-                assert other.ran_out == sampler.ran_out
+                assert (other.ran_out, other.remaining_batches) == (sampler.ran_out, sampler.remaining_batches)
 
     def test_a_state_stays_as_it_was_saved(self) -> None:
         storage, sampler, other = self.storage(), self.make(), self.make()
