@@ -1798,7 +1798,7 @@ class ReplayBuffer(Rebased):
             This buffer.
 
         Raises:
-            UsageError: (a ValueError) the buffer prefetches.
+            UsageError: (a ValueError) the buffer prefetches, or consumes its elements.
             SchemaError: (a RuntimeError) a transform has state that changes with every write and cannot be shared.
         """
         require_flags(shared=shared)
@@ -1806,6 +1806,8 @@ class ReplayBuffer(Rebased):
             return self
         if shared and self._prefetcher is not None:
             raise UsageError("a buffer that prefetches cannot be shared: its threads do not exist in other processes")
+        if isinstance(self._sampler, ConsumingSampler):
+            _check_consumption(self._writer, prefetches=False, shared=shared)
         if shared:
             self._transform.share_memory_()
         else:

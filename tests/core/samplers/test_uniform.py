@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
 from rbtool.core.samplers.base import Sampler
 from rbtool.core.samplers.uniform import RandomSampler, SamplerWithoutReplacement
@@ -370,3 +371,12 @@ def test_torchrl_reads_ours(tmp_path, drawn: int) -> None:
     assert bool(theirs.drop_last) is True
     theirs.load_state_dict(sampler.state_dict())
     sampler.load_state_dict(theirs.state_dict())
+
+
+def test_a_buffer_that_consumes_elements_cannot_be_shared_later() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), consume_after_n_samples=1, batch_size=4)
+    with pytest.raises(UsageError, match="only one process can consume elements"):
+        buffer.share()
+    assert not buffer.shared
+    buffer.extend(torch.arange(4))
+    assert sorted(buffer.sample().tolist()) == [0, 1, 2, 3]
