@@ -1330,6 +1330,11 @@ class ReplayBufferEnsemble(ReplayBuffer):
     def _restore_ahead(self, draws: list[Draw]) -> None:
         super()._restore_ahead([self.completed_draw(draw) for draw in self.rotated_draws(draws)])
 
+    def date(self, draw: Draw) -> None:
+        """Note the state of the members' write logs in the parts of a loaded draw."""
+        for member, part in draw.parts:
+            self._members[member].date(part)
+
     def completed_draw(self, draw: Draw) -> Draw:
         """Return a loaded draw with its index, composed from its parts."""
         if draw.index is None:

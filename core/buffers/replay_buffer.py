@@ -1712,11 +1712,15 @@ class ReplayBuffer(Rebased):
 
     def _restore_ahead(self, draws: list[Draw]) -> None:
         self._ended, self._undelivered = False, [draw for draw in draws if draw.size is not None]
-        if isinstance(self._drawing, ExpandedDraws):
-            for draw in draws:  # from now on, a window is dropped if its rows are overwritten
-                draw.written = self._storage.log.now
+        for draw in draws:
+            self.date(draw)
         if self._prefetcher is not None:
             self._prefetcher.restore(draw for draw in draws if draw.size is None)
+
+    def date(self, draw: Draw) -> None:
+        """Note the state of the write log in a loaded draw, which is dropped if slices or windows are overwritten."""
+        if self._drawing.reads_rows:
+            draw.written = self._storage.log.now
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:

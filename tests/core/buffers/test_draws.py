@@ -20,7 +20,7 @@ from tensordict import LazyStackedTensorDict, TensorDict
 from waiting import HANG, run_threads
 
 import rbtool
-from rbtool import HERReplayBuffer, ListStorage, ReplayBufferEnsemble, SliceSamplerWithoutReplacement
+from rbtool import HERReplayBuffer, ListStorage, ReplayBufferEnsemble, SliceSampler, SliceSamplerWithoutReplacement
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import SchemaError
@@ -713,3 +713,31 @@ def test_an_ensemble_fills_batches_but_no_rows_of_its_members() -> None:
     batch.set("observation", members[1].storage.contents["observation"][:16])
     with pytest.raises(SchemaError, match="stored rows"):
         ensemble.sample(16, out=batch)
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_loaded_slices_are_dropped_once_their_rows_are_overwritten(members: int) -> None:
+    def extend(parts: list[ReplayBuffer], length: int, start: int) -> None:
+        for part in parts:
+            number = torch.arange(start, start + length)
+            part.extend(TensorDict({"number": number, "episode": torch.full((length,), start)}, [length]))
+
+    def slices(seed: int) -> tuple[ReplayBuffer, list[ReplayBuffer]]:
+        ahead: dict[str, Any] = {"batch_size": 20, "prefetch": 3, "generator": torch.Generator().manual_seed(seed)}
+        options = ahead if members == 1 else {}
+        parts: list[ReplayBuffer] = [
+            TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=5), **options)
+            for _ in range(members)
+        ]
+        return (parts[0] if members == 1 else ReplayBufferEnsemble(*parts, **ahead)), parts
+
+    for seed in range(5):
+        saved, parts = slices(seed)
+        extend(parts, 10, 0)
+        extend(parts, 10, 100)
+        saved.sample()
+        loaded, parts = slices(0)
+        loaded.load_state_dict(saved.state_dict())
+        extend(parts, 7, 1000)
+        for _ in range(4):
+            assert (loaded.sample()["number"].reshape(-1, 5).diff() == 1).all()
