@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import pickle
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from cases import each
-from pretend_cuda import GPU, Pretended, pretended_gpu
+from pretend_cuda import GPU, pretended_gpu
 from tensordict import TensorDictBase
 
 from rbtool.core.specs.base import LeafSpec, SpecTypeError, Stacked, TensorSpec
@@ -80,8 +81,24 @@ TENSORS = [case for case in CASES if case[0] not in {"non tensor", "composite"}]
 every_tensor = each(("name", "shape"), TENSORS)
 
 
-def made(name: str, shape: tuple[int, ...]) -> TensorSpec:
-    return MAKERS[name](shape)
+def made(name: str, shape: tuple[int, ...], device: torch.device | None = None) -> TensorSpec:
+    return MAKERS[name](shape) if device is None else MAKERS[name](shape).to(device)
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device | None]:
+    """No device, or a GPU that is pretended."""
+    with pretended_gpu() if request.param == "gpu" else contextlib.nullcontext():
+        yield GPU if request.param == "gpu" else None
+
+
+def devices(value: Any) -> set[torch.device]:
+    leaves = value.values(True, True) if isinstance(value, TensorDictBase) else [value]
+    return {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def require_on(device: torch.device | None, value: Any) -> None:
+    assert devices(value) <= {device or torch.device("cpu")}
 
 
 def ends(spec: TensorSpec) -> int:
@@ -95,19 +112,24 @@ def sizes(value: Any) -> torch.Size:
 
 @every
 @each("batch", [(), (4,), (2, 1)])
-def test_random_values_are_members(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
-    spec = made(name, shape)
+def test_random_values_are_members(name: str, shape: tuple[int, ...], batch: tuple[int, ...], device: Any) -> None:
+    spec = made(name, shape, device)
     drawn = spec.rand(batch)
+    require_on(device, drawn)
     assert sizes(drawn) == (*batch, *spec.shape)
     assert spec.is_in(drawn)
     assert spec.contains(drawn)
-    spec.assert_is_in(drawn)
+    spec.assert_is_in(spec.project(drawn))
+    assert spec.is_in(val=drawn)
+    assert spec.contains(item=drawn)
+    assert spec.project(val=drawn) is drawn
 
 
 @every
-def test_zeros_and_ones_have_shape_and_type(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
+def test_zeros_and_ones_have_shape_and_type(name: str, shape: tuple[int, ...], device: Any) -> None:
+    spec = made(name, shape, device)
     for value in (spec.zero((2,)), spec.one((2,))):
+        require_on(device, value)
         assert sizes(value) == (2, *spec.shape)
         spec.type_check(value)
 
@@ -119,14 +141,9 @@ def test_a_seed_repeats_the_draw(name: str, shape: tuple[int, ...]) -> None:
     first = spec.rand((5,))
     torch.manual_seed(3)
     assert str(spec.to_numpy(spec.rand((5,)))) == str(spec.to_numpy(first))
+    before = torch.random.get_rng_state()
     one, other = (spec.rand((5,), generator=torch.Generator().manual_seed(7)) for _ in range(2))
     assert str(spec.to_numpy(one)) == str(spec.to_numpy(other))
-
-
-@every
-def test_a_generator_leaves_the_global_one_alone(name: str, shape: tuple[int, ...]) -> None:
-    before = torch.random.get_rng_state()
-    made(name, shape).rand((5,), generator=torch.Generator().manual_seed(7))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -139,14 +156,8 @@ def test_projecting_gives_members_and_leaves_them(name: str, shape: tuple[int, .
     assert spec.is_in(found)
     assert spec.project(found) is found
     assert torch.equal(wild, kept), "the input was changed"
-
-
-@every_tensor
-def test_no_extreme_number_survives_projection(name: str, shape: tuple[int, ...]) -> None:
-    spec: Any = made(name, shape)
     for extreme in (float("nan"), 1e300, -1e300):
-        found = spec.project(torch.full(spec.shape, extreme, dtype=torch.float64))
-        assert spec.is_in(found)
+        assert spec.is_in(spec.project(torch.full(spec.shape, extreme, dtype=torch.float64))), extreme
 
 
 @every_tensor
@@ -211,15 +222,13 @@ def test_copies_are_equal(name: str, shape: tuple[int, ...]) -> None:
         assert twin == spec
         assert type(twin) is type(spec)
         assert twin.is_in(spec.rand())
-
-
-@every
-def test_other_shapes_are_not_equal(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
+    if name != "composite":
+        assert hash(spec) == hash(again)
     assert spec == spec.expand(*spec.shape)
-    assert spec != spec.unsqueeze(0)
-    assert spec != spec.expand(2, *spec.shape)
-    assert spec != "spec"
+    for other in (spec.unsqueeze(0), spec.expand(2, *spec.shape), "spec"):
+        assert spec != other
+    assert repr(spec).startswith(type(spec).__name__)
+    assert f"shape={spec.shape}" in repr(spec)
 
 
 def test_no_spec_equals_another() -> None:
@@ -250,23 +259,18 @@ def test_casting_gives_members_of_the_new_type(name: str, shape: tuple[int, ...]
     assert (cast == spec) == (spec.dtype == dtype)
 
 
-@every_tensor
-def test_equal_specs_have_one_hash(name: str, shape: tuple[int, ...]) -> None:
-    assert hash(made(name, shape)) == hash(made(name, shape))
-    assert len({made(name, shape), made(name, shape)}) == 1
-
-
 @every
-def test_numpy_values_come_back_when_encoded(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
+def test_numpy_values_come_back_when_encoded(name: str, shape: tuple[int, ...], device: Any) -> None:
+    spec = made(name, shape, device)
     member = spec.rand()
-    encoded = spec.encode(spec.to_numpy(member, safe=True))
+    encoded = spec.encode(val=spec.to_numpy(val=member, safe=True))
+    require_on(device, encoded)
     assert spec.is_in(encoded)
     assert str(spec.to_numpy(encoded)) == str(spec.to_numpy(member))
 
 
 @every
-def test_any_size_is_a_member_where_a_size_is_unknown(name: str, shape: tuple[int, ...]) -> None:
+def test_any_size_is_a_member_if_the_size_is_unknown(name: str, shape: tuple[int, ...]) -> None:
     spec = made(name, shape).expand(-1, *made(name, shape).shape)
     assert spec.shape[0] == -1
     assert sizes(spec.rand((2,))) == (2, 1, *spec.shape[1:])
@@ -281,34 +285,27 @@ def test_any_size_is_a_member_where_a_size_is_unknown(name: str, shape: tuple[in
         spec.reshape(-1)
 
 
-@every
-def test_the_repr_names_class_and_shape(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
-    assert repr(spec).startswith(type(spec).__name__)
-    assert f"shape={spec.shape}" in repr(spec)
-
-
-@pytest.mark.parametrize(
-    "value", [[0, 1, 1], (0.0, 1.0, 1.0), np.array([0, 1, 1], np.int8), np.array([[0, 1, 1]], ">f8")]
-)
-def test_numbers_become_tensors_of_the_spec(value: Any) -> None:
-    found = Bounded(0, 1, (3,)).encode(value)
-    assert (found.dtype, found.tolist()) == (torch.float32, [0, 1, 1])
-
-
-def test_tensors_pass_as_they_are() -> None:
+def test_numbers_become_tensors_of_the_spec() -> None:
+    spec = Bounded(0, 1, (3,))
+    for value in ([0, 1, 1], (0.0, 1.0, 1.0), np.array([0, 1, 1], np.int8), np.array([[0, 1, 1]], ">f8")):
+        found = spec.encode(value)
+        assert (found.dtype, found.tolist()) == (torch.float32, [0, 1, 1])
     value = torch.zeros(9, dtype=torch.int8)
-    assert Bounded(0, 1, (3,)).encode(value) is value
-
-
-def test_lists_of_tensors_and_of_one_element() -> None:
+    assert spec.encode(value) is value, "tensors pass as they are"
+    array = np.array(0.5, np.float32)
+    found = Bounded(0, 1, ()).encode(array)
+    array[...] = 9
+    assert found.item() == 0.5, "the memory of the caller is not shared"
     assert Unbounded((2,)).encode([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1, 2]
-    assert Categorical(4).encode([3]).shape == ()
-    assert Categorical(4).encode([[3]]).shape == ()
+    assert Categorical(4).encode([3]).shape == Categorical(4).encode([[3]]).shape == ()
     assert Unbounded((-1, 2)).encode([[1, 2], [3, 4], [5, 6]]).shape == (3, 2)
+    assert Unbounded((1,), dtype=torch.bfloat16).to_numpy(torch.ones(1, dtype=torch.bfloat16)).dtype == np.float32
+    spec = Unbounded((1,), device="meta")
+    assert spec.encode([3.0]).device.type == "meta"
+    assert spec.encode([3.0], ignore_device=True).tolist() == [3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "value", "error", "says"),
     [
         (Bounded(0, 1, (2, 3)), 0.5, RuntimeError, "does not fill"),
@@ -326,13 +323,6 @@ def test_what_cannot_be_encoded_is_refused(spec: Any, value: Any, error: type[Ex
         spec.encode(value)
 
 
-def test_the_callers_array_is_not_shared() -> None:
-    array = np.array(0.5, np.float32)
-    found = Bounded(0, 1, ()).encode(array)
-    array[...] = 9
-    assert found.item() == 0.5
-
-
 def test_values_are_checked_where_the_environment_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Bounded(0, 1, (1,))
     assert spec.encode([3.0]).tolist() == [3]
@@ -342,16 +332,6 @@ def test_values_are_checked_where_the_environment_asks_for_it(monkeypatch: pytes
         with pytest.raises(AssertionError, match="is not in BoundedContinuous"):
             ask()
     assert spec.to_numpy(torch.tensor([3.0]), safe=False).tolist() == [3]
-
-
-def test_the_device_can_be_left_out() -> None:
-    spec = Unbounded((1,), device="meta")
-    assert spec.encode([3.0]).device.type == "meta"
-    assert spec.encode([3.0], ignore_device=True).tolist() == [3]
-
-
-def test_bfloat16_becomes_float32_in_numpy() -> None:
-    assert Unbounded((1,), dtype=torch.bfloat16).to_numpy(torch.ones(1, dtype=torch.bfloat16)).dtype == np.float32
 
 
 def test_encoded_values_can_be_remembered() -> None:
@@ -384,7 +364,7 @@ def test_torch_functions_on_specs() -> None:
         torch.add(spec, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "error"),
     [
         (lambda spec: spec.expand(3, 4), ValueError),
@@ -409,9 +389,7 @@ def test_changes_of_shape_that_do_not_fit_are_refused(change: Any, error: type[E
         change(Bounded(torch.arange(6.0).reshape(2, 3), 9))
 
 
-@pytest.mark.parametrize(
-    "index", [[0, 1], [[0, 1], [1, 0]], range(2), [], [True, False], np.array([1, 0]), (slice(None), [2, 0])]
-)
+@each("index", [[0, 1], [[0, 1], [1, 0]], range(2), [], [True, False], np.array([1, 0]), (slice(None), [2, 0])])
 def test_indices_of_many_kinds(index: Any) -> None:
     low = np.arange(6.0).reshape(2, 3)
     part = np.asarray(index, dtype=None if len(index) else int) if not isinstance(index, tuple) else index
@@ -440,7 +418,7 @@ def test_a_value_outside_is_named_by_numbers_or_by_shape() -> None:
     assert len(str(raised.value)) < 400
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@each("dim", [0, 1, -1])
 def test_torch_stack_is_lazy_where_one_spec_cannot_hold_all(dim: int) -> None:
     ragged: Any = torch.stack([Unbounded((2, 3)), Unbounded((2, 4))], dim)
     assert type(ragged) is Stacked
@@ -450,7 +428,7 @@ def test_torch_stack_is_lazy_where_one_spec_cannot_hold_all(dim: int) -> None:
     assert type(torch.stack([Bounded(0, 1, (2,)), Bounded(0, 2, (2,))], min(dim, 1))) is BoundedContinuous
 
 
-@pytest.mark.parametrize(
+@each(
     ("specs", "says"),
     [
         ([Unbounded((2,)), Bounded(0, 1, (2,))], "one class"),
@@ -490,12 +468,11 @@ def test_values_of_several_sizes_are_nested_tensors_or_sequences() -> None:
     assert not spec.is_in(torch.zeros(2, 2))
     with pytest.raises(RuntimeError, match="nested tensor along dimension 0"):
         spec.rand((4,))
-
-
-def test_one_hot_specs_of_several_sizes() -> None:
-    spec: Any = torch.stack([OneHot(2, (4, 2)), OneHot(3, (4, 3))])
+    spec = torch.stack([OneHot(2, (4, 2)), OneHot(3, (4, 3))])
     assert spec.to_numpy(spec.rand()).shape == (2, 4)
     assert spec.is_in(spec.encode(spec.to_numpy(spec.rand())))
+    spec = torch.stack([NonTensor((2,), example_data="a"), NonTensor((3,), example_data="b")])
+    assert spec.to_numpy(spec.rand()) == ["a", "b"]
 
 
 def test_sharp_edge_9_equal_shapes_make_tensors() -> None:
@@ -508,11 +485,6 @@ def test_sharp_edge_9_equal_shapes_make_tensors() -> None:
     assert spec.is_in(spec.enumerate())
 
 
-def test_data_that_are_no_tensors_are_stacked() -> None:
-    spec: Any = torch.stack([NonTensor((2,), example_data="a"), NonTensor((3,), example_data="b")])
-    assert spec.to_numpy(spec.rand()) == ["a", "b"]
-
-
 def test_a_size_of_all_members_becomes_unknown() -> None:
     spec = Stacked(Categorical(3, (2,)), Categorical(4, (2,)), dim=0)
     with pytest.raises(ValueError, match="along which the members are stacked"):
@@ -523,105 +495,47 @@ def test_a_size_of_all_members_becomes_unknown() -> None:
 
 
 @pytest.fixture
-def gpu() -> Iterator[type[Pretended]]:
-    with pretended_gpu() as found:
-        yield found
+def gpu() -> Iterator[None]:
+    with pretended_gpu():
+        yield
 
 
-pretended = pytest.mark.usefixtures("gpu")
-
-
-def devices(value: Any) -> set[torch.device]:
-    leaves = value.values(True, True) if isinstance(value, TensorDictBase) else [value]
-    return {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)}
-
-
-def there(name: str, shape: tuple[int, ...]) -> TensorSpec:
-    return made(name, shape).to(GPU)
-
-
-@pretended
 @every
-@each("batch", [(), (4,)])
-def test_on_a_gpu_random_values_are_members(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
-    spec = there(name, shape)
-    drawn = spec.rand(batch)
-    assert devices(drawn) <= {GPU}
-    assert spec.is_in(drawn)
-    spec.assert_is_in(spec.project(drawn))
+def test_stacks_members_and_indices_stay_on_their_gpu(name: str, shape: tuple[int, ...], gpu: None) -> None:
+    spec = made(name, shape, GPU)
+    stacked = torch.stack([spec, spec.clone()])
+    for one in (stacked, stacked[0], *stacked.unbind(), spec.expand(2, *spec.shape), spec.unsqueeze(0)):
+        assert one.device in (GPU, None)
+        drawn = one.rand()
+        require_on(GPU, drawn)
+        assert one.is_in(drawn)
 
 
-@pretended
 @every
-def test_on_a_gpu_a_generator_draws_the_same(name: str, shape: tuple[int, ...]) -> None:
-    here, spec = made(name, shape), there(name, shape)
-    one, other = (each.rand((5,), generator=torch.Generator().manual_seed(7)) for each in (here, spec))
+def test_a_gpu_has_the_values_of_the_cpu(name: str, shape: tuple[int, ...], gpu: None) -> None:
+    here, spec = made(name, shape), made(name, shape, GPU)
+    assert spec.cpu() == here.cpu()
+    assert spec == made(name, shape, GPU)
+    assert (spec == here) == (here.device is None and spec.device is None)
+    one, other = (kind.rand((5,), generator=torch.Generator().manual_seed(7)) for kind in (here, spec))
     assert str(spec.to_numpy(other)) == str(here.to_numpy(one))
-
-
-@pretended
-@every
-def test_on_a_gpu_zeros_and_ones(name: str, shape: tuple[int, ...]) -> None:
-    spec = there(name, shape)
-    for value in (spec.zero((2,)), spec.one((2,))):
-        assert devices(value) <= {GPU}
-        spec.type_check(value)
-
-
-@pretended
-@every_tensor
-def test_on_a_gpu_projection_is_the_same(name: str, shape: tuple[int, ...]) -> None:
-    here, spec = made(name, shape), there(name, shape)
+    if (name, shape) not in TENSORS:
+        return
     numbers = torch.randn((4, *spec.shape), generator=torch.Generator().manual_seed(1)) * 20
     values = numbers > 0 if spec.dtype == torch.bool else numbers.abs().to(spec.dtype)
     found = spec.project(values.to(GPU))
     assert found.device == GPU
     assert torch.equal(found.cpu(), here.project(values))
     assert spec.is_in(values.to(GPU)) == here.is_in(values)
-
-
-@pretended
-@every
-def test_on_a_gpu_numpy_values_come_back_when_encoded(name: str, shape: tuple[int, ...]) -> None:
-    spec = there(name, shape)
-    value = spec.rand()
-    found = spec.encode(spec.to_numpy(value))
-    assert devices(found) <= {GPU}
-    assert str(spec.to_numpy(found)) == str(spec.to_numpy(value))
-
-
-@pretended
-@every
-def test_on_a_gpu_stacks_members_and_indices(name: str, shape: tuple[int, ...]) -> None:
-    spec = there(name, shape)
-    stacked = torch.stack([spec, spec.clone()])
-    for one in (stacked, stacked[0], *stacked.unbind(), spec.expand(2, *spec.shape), spec.unsqueeze(0)):
-        assert one.device in (GPU, None)
-        drawn = one.rand()
-        assert devices(drawn) <= {GPU}
-        assert one.is_in(drawn)
-
-
-@pretended
-@every
-def test_on_a_gpu_a_spec_comes_back_to_the_cpu(name: str, shape: tuple[int, ...]) -> None:
-    here = made(name, shape)
-    assert here.to(GPU).cpu() == here.cpu()
-    assert here.to(GPU) == made(name, shape).to(GPU)
-    assert (here.to(GPU) == here) == (here.device is None and here.to(GPU).device is None)
-
-
-@pretended
-@each(("name", "shape"), [case for case in TENSORS if "unbounded" not in case[0]])
-def test_on_a_gpu_all_values_are_counted(name: str, shape: tuple[int, ...]) -> None:
-    here, spec = made(name, shape), there(name, shape)
+    if "unbounded" in name:
+        return
     assert spec.cardinality() == here.cardinality()
     if isinstance(here.cardinality(), int) and here.cardinality() < 300:
         assert np.array_equal(spec.enumerate().cpu(), here.enumerate())
 
 
 @every_tensor
-def test_shape_type_and_device_can_be_assigned(name: str, shape: tuple[int, ...]) -> None:
+def test_attributes_can_be_assigned(name: str, shape: tuple[int, ...]) -> None:
     spec = made(name, shape)
     if not isinstance(spec, LeafSpec):
         return
@@ -633,23 +547,28 @@ def test_shape_type_and_device_can_be_assigned(name: str, shape: tuple[int, ...]
     expected = expected.to(torch.float64).to("meta")
     assert (type(spec), spec.device.type) == (type(expected), "meta")
     assert spec == expected
+    spec = made(name, shape)
+    assert isinstance(spec, LeafSpec)
+    spec.space = None  # a box that says nothing is kept
+    assert spec.space is None
+    assert spec.is_in(spec.rand())
+    spec.domain = "other"
+    assert spec.domain == "other"
+
+
+def test_a_new_shape_keeps_what_differs_along_other_dimensions() -> None:
+    spec = MultiCategorical([[2, 3], [2, 3]])
+    spec.shape = torch.Size([5, 2])
+    assert spec == MultiCategorical([2, 3], (5, 2))
+    assert spec.is_in(spec.rand())
 
 
 @every
-@each("draw", ["rand", "sample", "zero", "zeros", "one", "ones"])
-def test_none_is_the_shape_of_one_value(name: str, shape: tuple[int, ...], draw: str) -> None:
+def test_none_is_the_shape_of_one_value(name: str, shape: tuple[int, ...]) -> None:
     spec = made(name, shape)
-    assert [sizes(getattr(spec, draw)(batch)) for batch in (None, [2], torch.Size([2]))] == [
-        sizes(getattr(spec, draw)(batch)) for batch in ((), (2,), (2,))
-    ]
-
-
-@every
-def test_values_go_by_the_names_of_torchrl(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
-    value = spec.rand()
-    assert (spec.is_in(val=value), spec.contains(item=value), spec.project(val=value) is value) == (True, True, True)
-    assert spec.is_in(spec.encode(val=spec.to_numpy(val=value)))
+    for draw in (spec.rand, spec.sample, spec.zero, spec.zeros, spec.one, spec.ones):
+        assert sizes(draw(None)) == sizes(draw(()))
+        assert sizes(draw([2])) == sizes(draw(torch.Size([2]))) == sizes(draw((2,)))
 
 
 @every
@@ -685,26 +604,7 @@ def test_a_size_of_one_can_become_unknown(name: str, shape: tuple[int, ...]) -> 
     assert known.expand(3, *known.shape).expand(-1, *known.shape).shape == (3, *known.shape)
 
 
-@every
-def test_a_box_that_says_nothing_is_kept(name: str, shape: tuple[int, ...]) -> None:
-    spec = made(name, shape)
-    if not isinstance(spec, LeafSpec):
-        return
-    spec.space = None
-    assert spec.space is None
-    assert spec.is_in(spec.rand())
-    spec.domain = "other"
-    assert spec.domain == "other"
-
-
-def test_a_new_shape_keeps_what_differs_along_other_dimensions() -> None:
-    spec = MultiCategorical([[2, 3], [2, 3]])
-    spec.shape = torch.Size([5, 2])
-    assert spec == MultiCategorical([2, 3], (5, 2))
-    assert spec.is_in(spec.rand())
-
-
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@each("dim", [0, 1, -1])
 def test_a_member_of_a_stack_is_indexed_itself(dim: int) -> None:
     members = [Unbounded((2, size)) for size in (3, 4)]
     stack: Any = torch.stack(members, dim)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,12 +25,9 @@ from rbtool.core.specs.categorical import (
 )
 
 EVEN = torch.tensor([True, False, True, False, True])
-
-
-def test_categories_start_at_zero() -> None:
-    spec = Categorical(3)
-    assert [spec.is_in(torch.tensor(value)) for value in (-1, 0, 2, 3)] == [False, True, True, False]
-    assert spec.space == CategoricalBox(3)
+MASK = torch.tensor([True, False, True, False])
+COLUMNS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+DTYPES = st.sampled_from([torch.bool, torch.int64, torch.uint8, torch.float32])
 
 
 def test_categorical_draws_are_even() -> None:
@@ -39,19 +37,23 @@ def test_categorical_draws_are_even() -> None:
     assert (counts - 10_000).abs().max() < 500
 
 
-@pytest.mark.parametrize("n", [2.5, True, "3", torch.tensor(2.0)])
-@pytest.mark.parametrize("spec", [Categorical, OneHot, lambda n: MultiOneHot([n, 3]), lambda n: Binary(n, (2,))])
+@each("n", [2.5, True, "3", torch.tensor(2.0)])
+@each("spec", [Categorical, OneHot, lambda n: MultiOneHot([n, 3]), lambda n: Binary(n, (2,))])
 def test_a_number_of_categories_is_a_whole_number(spec: Any, n: Any) -> None:
     with pytest.raises(TypeError, match="expected a whole number"):
         spec(n)
 
 
-def test_numbers_of_categories_may_be_of_numpy_and_torch() -> None:
+def test_whole_numbers_of_any_library_are_taken() -> None:
     assert Categorical(np.int32(3)).n == OneHot(torch.tensor(3)).n == 3  # type: ignore[arg-type]
     assert Categorical(256, dtype=torch.uint8).n == 256
+    shapes: list[Any] = [(2.5,), ("x",), 2.5, [None]]
+    for shape in shapes:
+        with pytest.raises(TypeError, match=r"a size is .*, expected a whole number"):
+            Categorical(3, shape)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "says"),
     [
         (lambda: Categorical(-2), "-2"),
@@ -83,12 +85,6 @@ def test_categories_and_masks_that_make_no_sense_are_refused(make: Any, says: st
         make()
 
 
-@pytest.mark.parametrize("shape", [(2.5,), ("x",), 2.5, [None]])
-def test_a_shape_consists_of_whole_numbers(shape: Any) -> None:
-    with pytest.raises(TypeError, match=r"a size is .*, expected a whole number"):
-        Categorical(3, shape)
-
-
 def test_an_open_number_of_categories() -> None:
     spec = Categorical(-1, (2,))
     assert spec.is_in(torch.tensor([0, 10**12]))
@@ -102,11 +98,11 @@ def test_an_open_number_of_categories() -> None:
     assert spec.is_in(spec.rand((9,)))
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
-@pytest.mark.parametrize("spec", [Categorical(3), OneHot(3), MultiOneHot([1, 2]), MultiCategorical([1, 2])])
-def test_a_mask_of_another_shape_is_an_error_of_both_types(spec: Any, kind: type[Exception]) -> None:
-    with pytest.raises(kind, match=r"the mask has the shape \[7\], expected \[3\]"):
-        spec.update_mask(torch.ones(7, dtype=torch.bool))
+@each("spec", [Categorical(3), OneHot(3), MultiOneHot([1, 2]), MultiCategorical([1, 2])])
+def test_a_mask_of_another_shape_is_refused(spec: Any) -> None:
+    for error in (ValueError, RuntimeError):  # it is both
+        with pytest.raises(error, match=r"the mask has the shape \[7\], expected \[3\]"):
+            spec.update_mask(torch.ones(7, dtype=torch.bool))
     assert spec.mask is None
 
 
@@ -143,18 +139,16 @@ def test_a_mask_for_each_element_follows_the_shape() -> None:
 def test_a_batch_is_in_if_each_of_its_categories_is_legal(
     legal: list[bool], numbers: list[int], dtype: torch.dtype
 ) -> None:
-    value = torch.tensor(numbers).to(dtype)
-    expected = all(0 <= number < len(legal) and legal[int(number)] for number in value.tolist())
-    spec = Categorical(len(legal), dtype=dtype, mask=torch.tensor(legal))
-    assert spec.is_in(value) == expected
-    assert spec.is_in(value.unsqueeze(-1)) == expected
-    assert all(spec.is_in(one) == (0 <= one < len(legal) and legal[int(one)]) for one in value)
-    assert Categorical(len(legal), (1,), dtype=dtype).is_in(value.unsqueeze(-1)) == all(
-        0 <= number < len(legal) for number in value.tolist()
-    )
+    value, n = torch.tensor(numbers).to(dtype), len(legal)
+    within = [0 <= number < n for number in value.tolist()]
+    expected = [inside and legal[int(number)] for inside, number in zip(within, value.tolist(), strict=True)]
+    spec = Categorical(n, dtype=dtype, mask=torch.tensor(legal))
+    assert [spec.is_in(one) for one in value] == expected
+    assert spec.is_in(value) == spec.is_in(value.unsqueeze(-1)) == all(expected)
+    assert Categorical(n, (1,), dtype=dtype).is_in(value.unsqueeze(-1)) == all(within)
 
 
-@pytest.mark.parametrize("value", [0.5, math.nan, math.inf, -math.inf])
+@each("value", [0.5, math.nan, math.inf, -math.inf])
 def test_what_is_no_whole_number_is_no_category(value: float) -> None:
     spec = Categorical(3, dtype=torch.float32)
     assert not spec.is_in(torch.tensor(value))
@@ -162,47 +156,39 @@ def test_what_is_no_whole_number_is_no_category(value: float) -> None:
     assert spec.project(torch.tensor([2.0, value])).tolist() == [2.0, 2.0 if value == math.inf else 0.0]
 
 
-def test_sharp_edge_4_masked_membership_outside_the_range_is_false() -> None:
+def test_values_outside_the_range_of_a_mask_are_no_members() -> None:
     spec = Categorical(5, mask=EVEN)
     assert [spec.is_in(torch.tensor(value)) for value in (-1, 5, 99, 2, 3)] == [False, False, False, True, False]
     wide = MultiCategorical([2, 3], mask=torch.tensor([True, True, False, True, True]))
     assert [wide.is_in(torch.tensor(row)) for row in ([0, 7], [-1, 1], [0, 0], [1, 2])] == [False, False, False, True]
 
 
-def test_sharp_edge_8_projecting_leaves_the_input_alone() -> None:
-    for spec in (Categorical(3, (2,)), MultiCategorical([3, 3]), Binary(2, dtype=torch.int64)):
-        value = torch.tensor([-4, 9])
-        spec.project(value)
-        assert value.tolist() == [-4, 9]
-
-
-def test_sharp_edge_8_negatives_are_projected_too() -> None:
-    assert MultiCategorical([3, 3]).project(torch.tensor([-4, 9])).tolist() == [0, 2]
+def test_values_outside_the_range_are_projected_into_a_copy() -> None:
+    value = torch.tensor([-4, 9])
+    assert MultiCategorical([3, 3]).project(value).tolist() == Categorical(3, (2,)).project(value).tolist() == [0, 2]
+    assert Binary(2, dtype=torch.int64).project(value).tolist() == [0, 1]
+    assert value.tolist() == [-4, 9]
     assert Categorical(5, mask=EVEN).project(torch.tensor([-4, 9, 3, 1])).tolist() == [0, 4, 2, 0]
 
 
-def test_sharp_edge_8_binary_counts_and_lists_all_rows() -> None:
-    assert Binary(3).cardinality() == 8
+def test_binary_counts_and_lists_all_rows() -> None:
     assert Binary(10).cardinality() == 1024
+    assert Binary(3).cardinality() == 8
     assert Binary(3).enumerate().tolist() == [[a, b, c] for a in (0, 1) for b in (0, 1) for c in (0, 1)]
     assert Binary(2, (4, 2)).enumerate().shape == (4, 4, 2)
     assert Binary(shape=()).enumerate().tolist() == [0, 1]
-    assert Binary(3).space == BinaryBox(3)
+    assert (Binary(0)[None].shape, Binary(0).cardinality(), Binary(0).enumerate().shape) == ((1, 0), 1, (1, 0))
+    masked = Binary(2)
+    masked.update_mask(torch.tensor([[True, False], [True, True]]))
+    assert masked.enumerate(use_mask=True).tolist() == [[0, 0], [0, 1]]
 
 
 def test_binary_takes_a_number_or_a_shape() -> None:
     assert Binary(3) == Binary(shape=(3,)) == Binary(3, (3,))
-    assert Binary(3).n == 2
-    assert Binary(3).dtype == torch.int8
+    assert (Binary(3).n, Binary(3).dtype, Binary(3).space) == (2, torch.int8, BinaryBox(3))
     assert Binary(3) == Categorical(2, (3,), dtype=torch.int8)
     with pytest.raises(TypeError, match="without n"):
         Binary()
-
-
-def test_binary_with_a_mask_lists_legal_rows() -> None:
-    spec = Binary(2)
-    spec.update_mask(torch.tensor([[True, False], [True, True]]))
-    assert spec.enumerate(use_mask=True).tolist() == [[0, 0], [0, 1]]
 
 
 def test_columns_have_their_own_ranges() -> None:
@@ -213,10 +199,6 @@ def test_columns_have_their_own_ranges() -> None:
     assert MultiCategorical([2, 3]).enumerate().tolist() == [[a, b] for a in range(2) for b in range(3)]
     assert MultiCategorical([[2, 3], [4, 5]]).cardinality() == 120
     assert MultiCategorical([2, 3]).space == BoxList((CategoricalBox(2), CategoricalBox(3)))
-
-
-def test_column_ranges_follow_the_index() -> None:
-    spec = MultiCategorical([2, 4], (3, 2))
     assert spec[..., 1].nvec.tolist() == [4, 4, 4]
     assert spec[0, 1].is_in(torch.tensor(3))
     assert spec.flatten().nvec.tolist() == [2, 4, 2, 4, 2, 4]
@@ -289,7 +271,7 @@ def test_columns_whose_masks_have_other_widths_are_stacked_lazily() -> None:
         _ = torch.stack([MultiCategorical([2, 3]), MultiCategorical([3, 2])]).update_mask(torch.ones(5))
 
 
-@pytest.mark.parametrize("n", [2**16 + 1, 10**6, 2**33])
+@each("n", [2**16 + 1, 10**6, 2**33])
 def test_many_categories_are_drawn_evenly(n: int) -> None:
     drawn = Categorical(n).rand((40_000,), generator=torch.Generator().manual_seed(0))
     assert 0 <= int(drawn.min()) <= int(drawn.max()) < n
@@ -298,20 +280,12 @@ def test_many_categories_are_drawn_evenly(n: int) -> None:
     assert drawn.unique().numel() > 15_000
 
 
-MASK = torch.tensor([True, False, True, False])
-
-
-COLUMNS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
-
-
-DTYPES = st.sampled_from([torch.bool, torch.int64, torch.uint8, torch.float32])
-
-
 def test_a_row_has_one_element_that_is_set() -> None:
     spec = OneHot(3)
     rows = [[False, True, False], [False] * 3, [True, True, False]]
     assert [spec.is_in(torch.tensor(row)) for row in rows] == [True, False, False]
-    assert (spec.n, spec.dtype, spec.shape, spec.space) == (3, torch.bool, (3,), CategoricalBox(3))
+    assert (spec.n, spec.dtype, spec.shape) == (3, torch.bool, (3,))
+    assert spec.space == Categorical(3).space == CategoricalBox(3)
     numbers = OneHot(3, dtype=torch.int64)
     assert [numbers.is_in(torch.tensor(row)) for row in ([0, 1, 0], [2, -1, 0], [0, 2, 0])] == [True, False, False]
 
@@ -371,7 +345,7 @@ def test_one_hot_draws_are_even_and_legal() -> None:
     assert min(both[2:]) > 150
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "row"),
     [(2, [0, 0, 1, 0]), ([1], [0, 1, 0, 0]), (np.array(3), [0, 0, 0, 1]), (torch.tensor(0), [1, 0, 0, 0])],
 )  # fmt: skip
@@ -380,7 +354,7 @@ def test_one_hot_rows_are_encoded_from_values_of_many_kinds(value: Any, row: lis
     assert (found.shape, found.int().tolist()) == ((4,), row)
 
 
-def test_rows_pass_and_a_batch_of_numbers_becomes_a_batch_of_rows() -> None:
+def test_rows_are_kept_and_a_batch_of_numbers_becomes_a_batch_of_rows() -> None:
     row = torch.tensor([False, True, False])
     assert OneHot(3).encode(row) is row
     assert OneHot(3).encode([False, True, False]).tolist() == row.tolist()
@@ -388,17 +362,14 @@ def test_rows_pass_and_a_batch_of_numbers_becomes_a_batch_of_rows() -> None:
     assert OneHot(3, (-1, 3)).encode([0, 1, 2, 0]).shape == (4, 3)
 
 
-@pytest.mark.parametrize("value", [4, -1, [9], np.array(-3), torch.tensor(4)])
-def test_a_number_of_no_category_is_refused(value: Any) -> None:
-    for error in (AssertionError, RuntimeError):
-        with pytest.raises(error, match="from 0 to below 4"):
+def test_other_values_than_numbers_of_categories_are_refused() -> None:
+    for value in (4, -1, [9], np.array(-3), torch.tensor(4)):
+        for error in (AssertionError, RuntimeError):  # it is both
+            with pytest.raises(error, match="from 0 to below 4"):
+                OneHot(4).encode(value)
+    for value in ([1, 2], 1.5, torch.tensor(1.0), "a", torch.zeros(4).bool()[:2]):
+        with pytest.raises((RuntimeError, TypeError)):
             OneHot(4).encode(value)
-
-
-@pytest.mark.parametrize("value", [[1, 2], 1.5, torch.tensor(1.0), "a", torch.zeros(4).bool()[:2]])
-def test_what_is_no_number_of_a_category_is_refused(value: Any) -> None:
-    with pytest.raises((RuntimeError, TypeError)):
-        OneHot(4).encode(value)
 
 
 def test_a_register_numbers_values_in_the_order_of_their_appearance() -> None:
@@ -416,14 +387,14 @@ def test_a_register_numbers_values_in_the_order_of_their_appearance() -> None:
     assert columns.to_numpy(columns.encode([7, 8])).tolist() == [7, 8]
 
 
-CHANGES = [
-    lambda spec: spec.unsqueeze(-1), lambda spec: spec.unbind(-1), lambda spec: spec.flatten(),
-    lambda spec: spec.reshape(-1), lambda spec: spec.unflatten(-1, (2, 2)), lambda spec: torch.stack([spec, spec], -1),
-    lambda spec: spec.make_neg_dim(-1), lambda spec: torch.index_select(spec, -1, torch.tensor([0])),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@each(
+    "change",
+    [
+        lambda spec: spec.unsqueeze(-1), lambda spec: spec.unbind(-1), lambda spec: spec.flatten(),
+        lambda spec: spec.reshape(-1), lambda spec: spec.unflatten(-1, (2, 2)), lambda spec: spec.make_neg_dim(-1),
+        lambda spec: torch.stack([spec, spec], -1), lambda spec: torch.index_select(spec, -1, torch.tensor([0])),
+    ],
+)  # fmt: skip
 def test_one_hot_specs_keep_their_last_dimension(change: Any) -> None:
     with pytest.raises(ValueError, match="categories"):
         change(OneHot(4, (4, 4)))
@@ -457,9 +428,6 @@ def test_numbers_and_rows_have_specs_of_each_other() -> None:
         assert hot.to_one_hot_spec() is hot
         row = hot.rand()
         assert hot.to_one_hot(row, safe=True) is row
-
-
-def test_what_is_no_row_has_no_number() -> None:
     for ask in (OneHot(3).to_numpy, OneHot(3).to_categorical, lambda row: OneHot(3).to_one_hot(row, safe=True)):
         with pytest.raises(AssertionError, match="is not in OneHot"):
             ask(torch.zeros(3, dtype=torch.bool))
@@ -484,14 +452,14 @@ def test_each_kind_and_each_spelling_has_one_word() -> None:
     assert ACTION_SPACE_MAP["multi-one-hot"] == ACTION_SPACE_MAP[rbtool.MultiOneHot] == "mult_one_hot"
 
 
-def test_the_sets_of_values_are_public() -> None:
+def test_boxes_are_public() -> None:
     assert isinstance(rbtool.Bounded(0, 1, (2,)).space, rbtool.ContinuousBox)
     assert rbtool.MultiCategorical([2, 3]).space == rbtool.BoxList((rbtool.CategoricalBox(2), rbtool.CategoricalBox(3)))
     assert isinstance(rbtool.Binary(2).space, rbtool.Box)
     assert rbtool.Binary(2).space == rbtool.BinaryBox(2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "shape"),
     [
         (lambda: OneHot(0), (0,)), (lambda: MultiOneHot([0]), (0,)), (lambda: MultiOneHot([0, 3]), (3,)),
@@ -510,11 +478,7 @@ def test_without_categories_there_are_no_members(make: Any, shape: tuple[int, ..
             spec.rand(generator=generator)
 
 
-def test_a_binary_without_bits_has_one_empty_row() -> None:
-    assert (Binary(0)[None].shape, Binary(0).cardinality(), Binary(0).enumerate().shape) == ((1, 0), 1, (1, 0))
-
-
-@pytest.mark.parametrize("spec", [OneHot(4, (3, 4)), MultiOneHot([2, 2], (3, 4)), Binary(4, (3, 4))])
+@each("spec", [OneHot(4, (3, 4)), MultiOneHot([2, 2], (3, 4)), Binary(4, (3, 4))])
 def test_one_event_is_not_indexed(spec: Any) -> None:
     for index in ((0, 1), (..., 0), (..., slice(2)), torch.ones(3, 4, dtype=torch.bool), (slice(None), [0, 1])):
         with pytest.raises(IndexError, match="divides one event"):
@@ -525,7 +489,7 @@ def test_one_event_is_not_indexed(spec: Any) -> None:
     assert torch.index_select(spec, 0, torch.tensor([2, 2])).shape == (2, 4)
 
 
-@pytest.mark.parametrize(
+@each(
     "spec", [OneHot(4, (3, 4)), MultiOneHot([2, 2], (3, 4)), Binary(4, (3, 4)), MultiCategorical([2, 3, 4, 5], (3, 4))]
 )
 def test_one_event_is_not_unbound(spec: Any) -> None:
@@ -539,16 +503,14 @@ def test_one_event_is_not_unbound(spec: Any) -> None:
             torch.index_select(spec, -1, torch.tensor([0]))
 
 
-@pytest.mark.parametrize("counts", [[2, 3], [[2, 3], [4, 5]], [[[2], [3]]]])
-def test_lists_of_boxes_are_made_of_counts(counts: Any) -> None:
-    box = BoxList.from_nvec(torch.tensor(counts))
-    assert box == MultiCategorical(counts).space == box.clone() == box.to("cpu")
-    assert (len(box), [*box], hash(box)) == (torch.tensor(counts).shape[-1], [*box.boxes], hash(box.clone()))
-
-
-@pytest.mark.parametrize("box", [CategoricalBox(3), BinaryBox(3), BoxList([CategoricalBox(3)])])
-def test_boxes_of_categories_are_copied(box: Any) -> None:
-    assert box == box.clone() == box.to(torch.float32) == box.to("meta")
+def test_boxes_are_made_of_counts_and_copied() -> None:
+    counts: Any
+    for counts in ([2, 3], [[2, 3], [4, 5]], [[[2], [3]]]):
+        box = BoxList.from_nvec(torch.tensor(counts))
+        assert box == MultiCategorical(counts).space == box.clone() == box.to("cpu")
+        assert (len(box), [*box], hash(box)) == (torch.tensor(counts).shape[-1], [*box.boxes], hash(box.clone()))
+    for one in (CategoricalBox(3), BinaryBox(3), BoxList([CategoricalBox(3)])):
+        assert one == one.clone() == one.to(torch.float32) == one.to("meta")
 
 
 def test_a_new_box_has_a_new_number_of_categories() -> None:
@@ -558,7 +520,7 @@ def test_a_new_box_has_a_new_number_of_categories() -> None:
     assert spec.is_in(spec.rand() * 0 + 6)
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "box"),
     [
         (Categorical(4, dtype=torch.int8), CategoricalBox(300)),
@@ -573,7 +535,7 @@ def test_a_box_that_does_not_fit_is_refused(spec: Categorical, box: CategoricalB
     assert spec == before
 
 
-@pytest.mark.parametrize("counts", [[2, 3], [5], [2, 3, 4]])
+@each("counts", [[2, 3], [5], [2, 3, 4]])
 def test_numbers_of_rows_have_the_spec_of_columns(counts: list[int]) -> None:
     rows = MultiOneHot(counts, (4, sum(counts)))
     numbers = rows.to_categorical_spec()

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import each
 from peer_checks import require_checks
 from processes import Interpreter
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
@@ -36,12 +37,10 @@ from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.testing.datasets import relist, write_walks
 
 INF = float("inf")
-
-
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0.0, "-inf"], "high": "inf"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "spec"),
     [
         (BOX, Bounded([0, -INF], INF)),
@@ -64,16 +63,9 @@ def test_spaces_of_leaves_become_specs(document: dict[str, Any], spec: Any) -> N
     assert spec_from_space(document) == spec
 
 
-def test_spaces_of_nests_become_composites() -> None:
-    document = {
-        "type": "Dict",
-        "subspaces": {
-            "pos": BOX,
-            "pair": {"type": "Tuple", "subspaces": [{"type": "Discrete", "n": 2}, BOX]},
-            "text": None,
-        },
-    }
-    spec = spec_from_space(document, "cpu")
+def test_nested_spaces_become_composites() -> None:
+    pair = {"type": "Tuple", "subspaces": [{"type": "Discrete", "n": 2}, BOX]}
+    spec = spec_from_space({"type": "Dict", "subspaces": {"pos": BOX, "pair": pair, "text": None}}, "cpu")
     assert isinstance(spec, Composite)
     assert list(spec.keys(True, True)) == ["pos", ("pair", "0"), ("pair", "1"), "text"]
     assert spec["pair", "1"] == spec["pos"]
@@ -81,7 +73,7 @@ def test_spaces_of_nests_become_composites() -> None:
     assert spec.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize(
+@each(
     "document",
     [
         None, 3, {}, {"type": "Graph"}, {"type": "Box"}, {**BOX, "low": [1, 2, 3]}, {**BOX, "low": "nan"},
@@ -117,38 +109,25 @@ def named(value: Any) -> Any:
     return {name: named(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_gymnasium_draws_is_a_member(seed: int) -> None:
-    SPACES.seed(seed)
-    spec = spec_from_space(SPACES)
-    value = spec.encode(named(SPACES.sample()))
-    assert spec.is_in(value)
-    assert spec.is_in(spec.rand((3,)))
+def test_a_spec_and_its_gymnasium_space_have_the_same_members() -> None:
+    from minari.serialization import serialize_space
 
-
-def test_what_specs_draw_gymnasium_takes() -> None:
     torch.manual_seed(0)
+    SPACES.seed(0)
     spec = spec_from_space(SPACES)
     for _ in range(20):
+        assert spec.is_in(spec.encode(named(SPACES.sample())))
         drawn = spec.to_numpy(spec.rand())
         for name in ("box", "image", "number", "numbers", "bits"):
             assert drawn[name] in SPACES[name], name
-
-
-def test_minari_documents_and_gymnasium_spaces_agree() -> None:
-    from minari.serialization import serialize_space
-
-    document = plain(json.loads(serialize_space(SPACES)))
-    assert spec_from_space(document) == spec_from_space(SPACES)
+    assert spec.is_in(spec.rand((3,)))
+    assert spec_from_space(plain(json.loads(serialize_space(SPACES)))) == spec
 
 
 def test_specs_load_no_gymnasium(interpreter: Interpreter) -> None:
     code = "import sys, rbtool.core.specs; print([m for m in sys.modules if m.startswith(('gym', 'minari'))])"
     done = interpreter.run(code)
     assert done.stdout.strip() == "[]"
-
-
-MASK = torch.tensor([True, False, True])
 
 
 LIKE: list[TensorSpec] = [
@@ -178,7 +157,8 @@ def _plain(value: Any) -> Any:
 
 
 def test_spaces_that_hold_more_than_the_spec() -> None:
-    for spec in (Categorical(3, (2,), mask=MASK), OneHot(3), MultiOneHot([2, 3]), Unbounded((2,), dtype=torch.bool)):
+    masked = Categorical(3, (2,), mask=torch.tensor([True, False, True]))
+    for spec in (masked, OneHot(3), MultiOneHot([2, 3]), Unbounded((2,), dtype=torch.bool)):
         space = space_from_spec(spec)
         assert space.contains(np.asarray(spec.rand()).astype(space.dtype))
     assert space_from_spec(NonTensor((), example_data="a")).contains("left")
@@ -186,7 +166,7 @@ def test_spaces_that_hold_more_than_the_spec() -> None:
     assert [space.shape for space in space_from_spec(stacked).spaces] == [(2,), (3,)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "says"),
     [
         (Unbounded((-1,)), "unknown"),
@@ -234,9 +214,7 @@ def test_a_lazy_stack_has_a_lazy_spec() -> None:
     assert spec.is_in(td)
 
 
-@pytest.mark.parametrize(
-    "function", [make_composite_from_td, consolidate_spec, contains_lazy_spec, check_no_exclusive_keys]
-)
+@each("function", [make_composite_from_td, consolidate_spec, contains_lazy_spec, check_no_exclusive_keys])
 def test_a_dict_is_no_nest_and_no_spec(function: Any) -> None:
     with pytest.raises(TypeError, match="is a dict, expected a"):
         function({"a": 1})
@@ -245,26 +223,21 @@ def test_a_dict_is_no_nest_and_no_spec(function: Any) -> None:
 FORMER = [name for name, found in vars(interop).items() if isinstance(found, interop.FormerName)]
 
 
-@pytest.mark.parametrize("name", FORMER)
-def test_former_names_are_the_classes_of_today_and_warn(name: str) -> None:
+@each("name", FORMER)
+def test_former_names_are_the_current_classes_and_warn(name: str) -> None:
     former = getattr(rbtool, name)
     arguments: Any = {
         "BoundedTensorSpec": (0, 1, (2,)), "DiscreteTensorSpec": (3,), "OneHotDiscreteTensorSpec": (3,),
         "MultiDiscreteTensorSpec": ([2, 3],), "MultiOneHotDiscreteTensorSpec": ([2, 3],),
-        "BinaryDiscreteTensorSpec": (3,),
+        "BinaryDiscreteTensorSpec": (3,), "LazyStackedTensorSpec": (Unbounded(()),),
+        "LazyStackedCompositeSpec": (Composite(),),
     }.get(name, ())  # fmt: skip
-    named: Any = {"LazyStackedTensorSpec": {"dim": 0}, "LazyStackedCompositeSpec": {"dim": 0}}.get(name, {})
-    if named:
-        arguments = (Composite() if "Composite" in name else Unbounded(()),)
+    assert len(FORMER) == 12
     with pytest.warns(DeprecationWarning, match=f"{name} is now called {former.now.__name__}"):
-        spec = former(*arguments, **named)
+        spec = former(*arguments, **({"dim": 0} if "LazyStacked" in name else {}))
     assert isinstance(spec, former.now)
     assert isinstance(spec, former)
     assert issubclass(former.now, former)
-
-
-def test_all_twelve_former_names_are_there() -> None:
-    assert len(FORMER) == 12
 
 
 BOX_OF_DATASETS = {"type": "Box", "shape": [2], "dtype": "float64", "low": -1.0, "high": 1.0}
@@ -289,7 +262,7 @@ def test_every_field_has_a_spec_of_its_type_and_shape(tmp_path: Path) -> None:
     assert action.is_in(action.project(batch["action"]))
 
 
-@pytest.mark.parametrize(
+@each(
     "space",
     [
         None,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -18,10 +19,12 @@ from rbtool.core.specs.composite import Composite, StackedComposite
 from rbtool.core.specs.non_tensor import Choice, NonTensor
 
 
-def test_non_tensors_draw_the_example_in_the_shape_asked_for() -> None:
+def test_non_tensors_draw_the_whole_example_in_the_requested_shape() -> None:
     drawn = NonTensor((3,), example_data={"a": 1}).rand((2,))
-    assert drawn.batch_size == (2, 3)
-    assert drawn.data == {"a": 1}
+    assert (drawn.batch_size, drawn.data) == ((2, 3), {"a": 1})
+    for dims in (0, 1, 2):
+        drawn = NonTensor((2, 3), example_data=["a", "b", "c"], feature_dims=dims).rand((4,))
+        assert (drawn.batch_size, drawn.data) == ((4, 2, 3), ["a", "b", "c"])
 
 
 def test_non_tensors_are_anything_but_tensors() -> None:
@@ -32,13 +35,13 @@ def test_non_tensors_are_anything_but_tensors() -> None:
         spec.type_check(torch.zeros(2), "x")
 
 
-def test_sharp_edge_6_projecting_gives_the_example() -> None:
+def test_projecting_gives_the_example() -> None:
     spec = NonTensor((), example_data="a")
     assert spec.project("b") == "b"
     assert spec.project(torch.zeros(2)).data == "a"
 
 
-def test_sharp_edge_6_equality_looks_at_all_but_feature_dims() -> None:
+def test_equality_ignores_only_feature_dims() -> None:
     specs = [
         NonTensor((2,)), NonTensor((3,)), NonTensor((2,), example_data="a"),
         NonTensor((2,), device="cpu"), NonTensor((2,), dtype=torch.float32),
@@ -49,13 +52,6 @@ def test_sharp_edge_6_equality_looks_at_all_but_feature_dims() -> None:
         assert [other for other, spec in enumerate(specs) if spec == one] == [number]
     assert NonTensor((2,)) == NonTensor((2,), feature_dims=0) == NonTensor((2,), batched=True)
     assert NonTensor((2,), example_data=np.ones(2)) == NonTensor((2,), example_data=np.ones(2))
-
-
-def test_sharp_edge_6_feature_dims_leave_the_example_whole() -> None:
-    for dims in (0, 1, 2):
-        drawn = NonTensor((2, 3), example_data=["a", "b", "c"], feature_dims=dims).rand((4,))
-        assert drawn.batch_size == (4, 2, 3)
-        assert drawn.data == ["a", "b", "c"]
 
 
 def test_a_batched_example_has_one_datum_a_place() -> None:
@@ -76,8 +72,9 @@ def test_differing_examples_are_stacked_into_a_batch() -> None:
 
 
 def test_non_tensor_arguments_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="both set"):
-        NonTensor((2,), batched=True, feature_dims=1)
+    for batched in (True, False):
+        with pytest.raises(ValueError, match="both set"):
+            NonTensor((2,), batched=batched, feature_dims=1)
     with pytest.raises(ValueError, match="feature_dims is 2"):
         NonTensor((2,), feature_dims=2)
     with pytest.raises(ValueError, match="nested sequences"):
@@ -86,6 +83,13 @@ def test_non_tensor_arguments_that_do_not_fit_are_refused() -> None:
         NonTensor((-1,), example_data=["a"], batched=True)
     with pytest.raises(ValueError, match="all sizes are fixed"):
         NonTensor((1,), example_data=["a"], batched=True).make_neg_dim(0)
+    spec = NonTensor((2,), example_data=["a", "b"], batched=True)
+    with pytest.raises(ValueError, match="nested sequences"):
+        spec.shape = torch.Size([3])
+    with pytest.raises(ValueError, match="all sizes are fixed"):
+        spec.expand(-1, 2)
+    assert spec.rand().tolist() == ["a", "b"]
+    assert NonTensor((3,), batched=True, example_data="x").example_data == "x"
 
 
 def test_non_tensor_values_are_wrapped_and_taken_out() -> None:
@@ -119,6 +123,10 @@ def test_non_tensors_in_a_composite() -> None:
     assert spec.project(TensorDict({"text": torch.zeros(3)}, [3]))["text"] == "go"
     with pytest.raises(NotImplementedError):
         spec.cardinality()
+    spec = Composite(text=NonTensor((3,), example_data="x"), shape=(3,))
+    assert form(spec.rand().get("text")) == ((), (3,))
+    assert form(spec.rand((2,)).get("text")) == ((2,), (3,))
+    assert spec.rand((2,))[1]["text"] == "x"
 
 
 def numbers() -> Choice:
@@ -146,7 +154,7 @@ def test_choices_project_to_the_nearest_alternative() -> None:
         spec.project(torch.zeros(3))
 
 
-def test_sharp_edge_7_zeros_and_ones_have_the_form_of_the_alternatives() -> None:
+def test_zeros_and_ones_have_the_form_of_the_alternatives() -> None:
     assert numbers().one((3,)).tolist() == [[1, 1]] * 3
     assert numbers().zero().tolist() == [0, 0]
     assert texts().one().data == "left"
@@ -179,7 +187,7 @@ def test_choices_count_each_value_once() -> None:
         numbers().enumerate()
 
 
-@pytest.mark.parametrize(
+@each(
     ("choices", "error", "says"),
     [
         ((Categorical(3),), TypeError, "a list"),
@@ -239,7 +247,7 @@ def form(value: Any) -> tuple[Any, ...]:
     return lead, tuple(value.batch_size)
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "dims", "batch", "expected"),
     [
         ({}, 2, (), ((), (3, 4))),
@@ -262,21 +270,7 @@ def test_the_last_dimensions_are_those_of_the_datum(arguments: Any, dims: int, b
     assert spec[0, 0].feature_dims == 0
 
 
-def test_batches_of_data_in_a_composite() -> None:
-    spec = Composite(text=NonTensor((3,), example_data="x"), shape=(3,))
-    assert form(spec.rand().get("text")) == ((), (3,))
-    assert form(spec.rand((2,)).get("text")) == ((2,), (3,))
-    assert spec.rand((2,))[1]["text"] == "x"
-
-
-def test_one_datum_for_a_batch() -> None:
-    assert NonTensor((3,), batched=True, example_data="x").example_data == "x"
-    for flag in (True, False):
-        with pytest.raises(ValueError, match="both set"):
-            NonTensor((3, 4), batched=flag, feature_dims=1)
-
-
-@pytest.mark.parametrize("spec", [NonTensor((3,), example_data="x"), Choice([Unbounded((3,)), Unbounded((3,))])])
+@each("spec", [NonTensor((3,), example_data="x"), Choice([Unbounded((3,)), Unbounded((3,))])])
 def test_attributes_are_assigned(spec: Any) -> None:
     for name, value in {"shape": torch.Size([5]), "device": torch.device("meta"), "dtype": torch.float64}.items():
         setattr(spec, name, value)
@@ -284,12 +278,3 @@ def test_attributes_are_assigned(spec: Any) -> None:
     assert (spec.rand((2,)).shape, spec.zero().device) == ((2, 5), torch.device("meta"))
     spec.space, spec.domain = None, "other"
     assert (spec.space, spec.domain) == (None, "other")
-
-
-def test_a_batched_example_keeps_its_shape() -> None:
-    spec = NonTensor((2,), example_data=["a", "b"], batched=True)
-    with pytest.raises(ValueError, match="nested sequences"):
-        spec.shape = torch.Size([3])
-    with pytest.raises(ValueError, match="all sizes are fixed"):
-        spec.expand(-1, 2)
-    assert spec.rand().tolist() == ["a", "b"]
