@@ -122,10 +122,7 @@ KINDS = st.sampled_from(["terminated", "truncated", "both", "open", "inferred"])
     episodes=st.lists(st.tuples(st.integers(1, 6), KINDS), min_size=1, max_size=7), observed=st.booleans(),
     jumps=st.sets(st.integers(0, 6)), per_block=st.integers(1, 8), choice=st.sampled_from(FINAL_STEPS),
 )  # fmt: skip
-def test_blocks_make_the_same_dataset_as_pieces(
-    episodes: list[tuple[int, str]], observed: bool, jumps: set[int], per_block: int, choice: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
+def test_blocks_make_the_same_dataset_as_pieces(episodes, observed, jumps, per_block, choice, tmp_path_factory) -> None:
     folder = tmp_path_factory.mktemp("both")
     lengths, kinds = zip(*episodes, strict=True)
     made = {"lengths": lengths, "kinds": kinds, "observed": observed, "jumps": tuple(jumps), "per_block": per_block}
@@ -189,31 +186,35 @@ def test_a_block_that_contradicts_the_facts_is_refused(rule: str, tmp_path: Path
         list(reader.blocks())
 
 
-def test_blocks_that_leave_episodes_out_are_refused(tmp_path: Path) -> None:
-    class Half(TableReader):
-        def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
-            yield self.block(np.array(numbers[:2]))
+class Half(TableReader):
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        yield self.block(np.array(numbers[:2]))
 
-    class Twice(TableReader):
-        def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
-            for number in (*numbers, numbers[-1]):
-                yield from self.read_episode(number)
 
+class Twice(TableReader):
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        for number in (*numbers, numbers[-1]):
+            yield from self.read_episode(number)
+
+
+class Inside(TableReader):
+    def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
+        [piece] = self.read_episode(numbers[0])
+        yield replace(piece, last=False, final=Final.OBSERVED, next={OBSERVATION: piece.columns[OBSERVATION]})
+        yield self.block(np.array(numbers[1:]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Half, "episode 12 has no steps"),
+        (Twice, "a piece of episode 13, expected another"),
+        (Inside, "a block before its last piece"),
+    ],
+)
+def test_episodes_that_are_missing_repeated_or_cut_by_a_block_are_refused(kind, message: str, tmp_path: Path) -> None:
     (tmp_path / "source").touch()
-    for kind, message in ((Half, "episode 12 has no steps"), (Twice, "a piece of episode 13, expected another")):
-        with kind(tmp_path / "source") as reader, pytest.raises(FormatError, match=message):
-            list(reader.blocks())
-
-
-def test_a_block_inside_an_episode_is_refused(tmp_path: Path) -> None:
-    class Inside(TableReader):
-        def read_episodes(self, numbers: Sequence[int]) -> Iterator[EpisodeBlock | Piece]:
-            [piece] = self.read_episode(numbers[0])
-            yield replace(piece, last=False, final=Final.OBSERVED, next={OBSERVATION: piece.columns[OBSERVATION]})
-            yield self.block(np.array(numbers[1:]))
-
-    (tmp_path / "source").touch()
-    with Inside(tmp_path / "source") as reader, pytest.raises(FormatError, match="a block before its last piece"):
+    with kind(tmp_path / "source") as reader, pytest.raises(FormatError, match=message):
         list(reader.blocks())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
@@ -25,13 +26,14 @@ from rbtool.core.format.returns import Ingest
 from rbtool.core.ted.schema import NEXT_REWARD, ted_fields
 from rbtool.core.testing.datasets import WALK_FIELDS, relist, walk_pieces, write_walks
 
+ORIGIN = Origin(Request("a", "a", "a"))
 ENDINGS = st.sampled_from(["terminated", "truncated", "both", "open"])
 EPISODES = st.lists(st.tuples(st.integers(1, 7), ENDINGS), min_size=1, max_size=6)
 
 
 @settings(deadline=None, max_examples=30)
 @given(EPISODES, st.integers(1, 9))
-def test_content_never_depends_on_how_episodes_are_cut(tmp_path_factory, episodes, piece) -> None:  # type: ignore[no-untyped-def]
+def test_content_never_depends_on_how_episodes_are_cut(tmp_path_factory, episodes, piece) -> None:
     folder = tmp_path_factory.mktemp("cut")
     whole = write_walks(folder / "whole", episodes)
     assert write_walks(folder / "cut", episodes, piece_steps=piece).content_digest == whole.content_digest
@@ -39,7 +41,7 @@ def test_content_never_depends_on_how_episodes_are_cut(tmp_path_factory, episode
 
 @settings(deadline=None, max_examples=30)
 @given(EPISODES)
-def test_rows_are_the_source_s_and_only_open_ends_get_a_flag(tmp_path_factory, episodes) -> None:  # type: ignore[no-untyped-def]
+def test_rows_are_those_of_the_source_and_only_open_ends_get_a_flag(tmp_path_factory, episodes) -> None:
     folder = tmp_path_factory.mktemp("rows") / "data"
     write_walks(folder, episodes)
     with TedReader(folder) as reader:
@@ -57,7 +59,7 @@ def test_rows_are_the_source_s_and_only_open_ends_get_a_flag(tmp_path_factory, e
             np.testing.assert_array_equal(done, piece.terminated | expected)
 
 
-def test_the_episode_table_tells_each_episode(tmp_path: Path) -> None:
+def test_the_episode_table_describes_each_episode(tmp_path: Path) -> None:
     manifest = write_walks(tmp_path / "data", [(5, "terminated"), (1, "truncated"), (3, "open"), (2, "both")])
     with TedReader(tmp_path / "data") as reader:
         table = reader.episodes
@@ -78,18 +80,11 @@ def test_ranges_leave_nan_out(tmp_path: Path) -> None:
             piece.columns[("observation",)][1] = np.nan
             piece.columns[("observation",)][2, 0] = np.inf
             ingest.add(piece)
-        manifest = builder.finish(ingest.table, _origin())
+        manifest = builder.finish(ingest.table, ORIGIN)
     assert manifest.ranges[("observation",)] is not None
     assert manifest.ranges[("observation",)][1] == np.inf
     assert np.isfinite(manifest.ranges[("observation",)][0])
     assert manifest.ranges[("next", "done")] is None
-
-
-def _origin():  # type: ignore[no-untyped-def]
-    from rbtool.core.format.manifest import Request
-    from rbtool.core.format.memmap.builder import Origin
-
-    return Origin(Request("walks", "walks", "walks"))
 
 
 def test_a_column_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
@@ -103,23 +98,20 @@ def test_a_column_of_the_wrong_length_is_refused(tmp_path: Path) -> None:
 
 
 def test_digests_are_those_of_the_files(tmp_path: Path) -> None:
-    manifest = write_walks(tmp_path / "data", [(300, "open")] * 40)
+    data = tmp_path / "data"
+    manifest = write_walks(data, [(300, "open")] * 40)
     for file in manifest.files:
-        assert digest_file(tmp_path / "data" / file.path) == file.digest
+        assert digest_file(data / file.path) == file.digest
     listed = {file.path for file in manifest.files} | {".rbtool/manifest.json"}
-    there = {str(p.relative_to(tmp_path / "data")) for p in (tmp_path / "data").rglob("*") if p.is_file()}
-    assert listed == there
-
-
-@pytest.mark.parametrize("name", ["observation.memmap", "next/meta.json", ".rbtool/episodes/return.memmap"])
-def test_one_changed_byte_anywhere_is_found(tmp_path: Path, name: str) -> None:
-    write_walks(tmp_path / "data", [(4, "open")])
-    path = tmp_path / "data" / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CorruptDataError, match="digest does not match"):
-        TedReader(tmp_path / "data").verify_files()
+    assert listed == {path.relative_to(data).as_posix() for path in data.rglob("*") if path.is_file()}
+    for name in ("observation.memmap", "next/meta.json", ".rbtool/episodes/return.memmap"):
+        sound = (data / name).read_bytes()
+        changed = bytearray(sound)
+        changed[len(sound) // 2] ^= 1
+        (data / name).write_bytes(changed)
+        with pytest.raises(CorruptDataError, match="digest does not match"), TedReader(data) as reader:
+            reader.verify_files()
+        (data / name).write_bytes(sound)
 
 
 def test_an_episode_table_that_contradicts_the_manifest_is_refused(tmp_path: Path) -> None:
@@ -134,8 +126,6 @@ def test_an_episode_table_that_contradicts_the_manifest_is_refused(tmp_path: Pat
 
 
 # `OverlappedBuilder` writes in a thread: the same rows in the same order, and errors where they are looked for.
-
-ORIGIN = Origin(Request("a", "a", "a"))
 
 
 class Recorder(RowBuilder):
@@ -180,21 +170,19 @@ def test_rows_are_written_in_order_whichever_way_they_come() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "rbtool-writer"]
 
 
-def write(builder: RowBuilder, *, finish: bool = True) -> None:
-    for number in range(20):
-        builder.append_fresh(rows(number), np.ones(1, bool))
-    if finish:
-        builder.finish(EpisodeTable.from_rows([]), ORIGIN)
-    else:
+@each("fails_at", [0, 5, 19])
+@each("finish", [False, True])
+def test_an_error_of_the_thread_is_raised_and_ends_the_writing(fails_at: int, finish: bool) -> None:
+    def write() -> None:
+        for number in range(20):
+            builder.append_fresh(rows(number), np.ones(1, bool))
+        if finish:
+            builder.finish(EpisodeTable.from_rows([]), ORIGIN)
         builder.append(rows(20))
 
-
-@pytest.mark.parametrize("fails_at", [0, 5, 19])
-@pytest.mark.parametrize("finish", [False, True])
-def test_an_error_of_the_thread_is_raised_and_nothing_is_written_after_it(fails_at: int, finish: bool) -> None:
     inner = Recorder(fails_at)
     with OverlappedBuilder(inner) as builder, pytest.raises(OutOfSpaceError, match="no space is left"):
-        write(builder, finish=finish)
+        write()
     assert inner.seen == list(range(fails_at))
     assert (inner.finished, inner.closed) == (0, 1)
 

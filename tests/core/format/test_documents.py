@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import pytest
+from cases import each
 
 from rbtool import CorruptDataError, FormatError
 from rbtool.core.format.documents import Count, FieldEntry, decode, dump_json, parse_json
@@ -38,7 +39,7 @@ def test_annotations_are_the_schema() -> None:
     assert found == Document(3, (Part("a"),), (1.0, math.inf), (Field(("action",), "float32", (2,), "action"),))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "said"),
     [
         ({"count": -1}, "here has -1 as count, expected a count"),
@@ -62,28 +63,25 @@ def test_annotations_are_the_schema() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_meet_it_is_named_with_its_place(change: dict[str, Any], said: str) -> None:
+def test_values_of_other_types_are_named_with_their_place(change: dict[str, Any], said: str) -> None:
     with pytest.raises(FormatError, match=said):
         decode(Document, SOUND | change, "here")
 
 
-@pytest.mark.parametrize("document", [None, [], 1, "text"])
-def test_another_document_altogether_is_refused_with_the_error_asked_for(document: Any) -> None:
+@each("document", [None, [], 1, "text"])
+def test_another_document_is_refused_with_the_requested_error(document: Any) -> None:
     with pytest.raises(CorruptDataError, match=r"here has .*, expected an object"):
         decode(Document, document, "here", CorruptDataError)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "[" * 150 + "]" * 150, '{"a":' * 500 + "1" + "}" * 500])
+@each("text", ["[" * 100_000, "[" * 150 + "]" * 150, '{"a":' * 500 + "1" + "}" * 500])
 def test_documents_that_nest_without_end_are_refused(text: str) -> None:
     with pytest.raises(FormatError, match="nests deeper than 100 levels"):
         parse_json(text, "here")
-
-
-def test_many_brackets_side_by_side_are_no_depth() -> None:
     assert parse_json(b"[" + b"[[1]]," * 500 + b"1]", "here")[-1] == 1
 
 
-@pytest.mark.parametrize("text", ["caf\udce9", "\ud83d\ude00", "\ud83d and \ude00", "plain é"])
+@each("text", ["caf\udce9", "\ud83d\ude00", "\ud83d and \ude00", "plain é"])
 def test_lone_surrogates_are_written_as_escapes_and_come_back(text: str) -> None:
     written = dump_json({text: [text]}, indent=1).encode()
     back = json.loads(written)
@@ -96,12 +94,7 @@ def test_lone_surrogates_are_written_as_escapes_and_come_back(text: str) -> None
 BOX = {"type": "Box", "dtype": "float32", "shape": [2], "low": [0, 0], "high": [1, 1]}
 
 
-def test_a_box_is_a_space() -> None:
-    require_space(BOX, "a file")
-    assert is_space(BOX)
-
-
-@pytest.mark.parametrize(
+@each(
     "entries",
     [
         {"low": "abc"}, {"high": ["0", "one"]}, {"low": [[0], [0, 1]]}, {"low": [0, 0, 0]}, {"low": {"0": 0}},
@@ -114,3 +107,5 @@ def test_entries_of_another_type_are_format_errors_that_name_the_file(entries: d
     with pytest.raises(FormatError, match="a file"):
         require_space({**BOX, **entries}, "a file")
     assert not is_space({**BOX, **entries})
+    require_space(BOX, "a file")
+    assert is_space(BOX)

@@ -2,6 +2,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from cases import each
 from damage import POINTER
 
 from rbtool import DatasetNotFoundError, UsageError
@@ -20,9 +21,7 @@ from rbtool.core.format.manifest import Request
 from rbtool.core.testing.datasets import write_walks
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc", "a/../../b", "", "a//b", "a/", "~/x", "C:/x", "a\\b", ".hidden", "a/.b", "a\0"]
-)
+@each("name", ["../x", "/etc", "a/../../b", "", "a//b", "a/", "~/x", "C:/x", "a\\b", ".hidden", "a/.b", "a\0"])
 def test_ids_cannot_leave_their_folder(name: str) -> None:
     with pytest.raises(UsageError, match="is not a dataset id"):
         safe_id(name)
@@ -52,7 +51,7 @@ def test_a_dataset_is_named_by_path_or_source_and_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["minari:a/c-v0", "nowhere", "./nowhere", "minari:"])
-def test_what_is_not_there_is_not_found(name: str, tmp_path: Path) -> None:
+def test_missing_datasets_are_not_found(name: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFoundError) as caught:
         find_dataset(name, tmp_path)
     assert caught.value.exit_code == 4
@@ -67,32 +66,38 @@ def test_a_broken_dataset_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
     assert isinstance(problem, ValueError)
 
 
+NEAR = "did you mean shelf:D4RL/door/human-v2, which is stored?"
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("D4RL/door/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
-        ("shelf/D4RL/door/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
-        ("human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
-        ("D4RL/dor/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
-        ("shelf:D4RL/door/human-v1", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
-        ("human-v1", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("D4RL/door/human-v2", NEAR),
+        ("shelf/D4RL/door/human-v2", NEAR),
+        ("human-v2", NEAR),
+        ("D4RL/dor/human-v2", NEAR),
+        ("shelf:D4RL/door/human-v1", NEAR),
+        ("human-v1", NEAR),
         ("shelf:D4RL/pen/human-v2", "fetch it with: rbtool download shelf D4RL/pen/human-v2"),
         ("shelf:atari/pong-v0", "fetch it with: rbtool download shelf atari/pong-v0"),
         ("arcade:pong", "there is no source 'arcade' here; known: {known}"),
         ("shlf:x", "there is no source 'shlf' here; did you mean 'shelf'? known: {known}"),
-        ("shelf:D4RL/doors/human-v2", "did you mean shelf:D4RL/door/human-v2, which is stored?"),
+        ("shelf:D4RL/doors/human-v2", NEAR),
         ("crate:door-human-v1", "fetch it with: rbtool download crate door-human-v1"),
         ("./human-v2", f"name an existing path, or a dataset like {source_example()}:ID"),
         ("pong", f"name an existing path, or a dataset like {source_example()}:ID"),
     ],
 )
 @pytest.mark.usefixtures("two_sources")
-def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -> None:
+def test_the_hint_names_the_nearest_dataset_or_how_to_fetch_it(name: str, hint: str, tmp_path: Path) -> None:
     for stored in ("shelf/D4RL/door/human-v2", "shelf/cartpole/demo-v0"):
         write_walks(tmp_path / stored, [(3, "open")])
     with pytest.raises(DatasetNotFoundError) as caught:
         find_dataset(name, tmp_path)
     assert caught.value.hint == hint.format(known=", ".join(source_names()))
+
+
+PATTERNS = "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +107,7 @@ def test_the_hint_leads_to_what_is_meant(name: str, hint: str, tmp_path: Path) -
         ("./wlaks", "did you mean walks?"),
         ("walks.h", "did you mean walks.h5?"),
         ("other.h5", f"name an existing path, or a dataset like {source_example()}:ID"),
-        (
-            "wal*",
-            "patterns are for inspect and check, and, with --from table, for files of one table; name one dataset",
-        ),
+        ("wal*", PATTERNS),
         ("no/walks", f"name an existing path, or a dataset like {source_example()}:ID"),
     ],
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import each
 
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError
 from rbtool.core.format.documents import dump_json
@@ -25,25 +26,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_what_is_written_comes_back(folder: Path) -> None:
+def test_a_manifest_is_read_as_it_was_written(folder: Path) -> None:
     manifest = Manifest.load(folder)
     assert Manifest.from_dict(json.loads(json.dumps(manifest.to_dict())), "here") == manifest
     assert manifest.boundary.to_dict() == {
         "terminated": 0, "truncated": 1, "both": 0, "end_of_file": 1, "inferred": 0, "explicit_next": 0,
     }  # fmt: skip
-    manifest = replace(Manifest.load(folder), request=Request("minari", "caf\udce9", "walks"))
+    document = json.loads((folder / MANIFEST).read_text(), parse_constant=pytest.fail)  # strict JSON has no Infinity
+    assert document["spaces"]["observation"]["low"] == "-inf"
+    manifest = replace(manifest, request=Request("minari", "caf\udce9", "walks"))
     manifest.save(folder, at_once=True)
     assert b"caf\\udce9" in (folder / MANIFEST).read_bytes()
     assert Manifest.load(folder) == manifest
     assert is_canonical((folder / MANIFEST).read_bytes())
-
-
-def test_the_document_is_strict_json(folder: Path) -> None:
-    def refuse(literal: str) -> float:
-        raise AssertionError(literal)
-
-    document = json.loads((folder / MANIFEST).read_text(), parse_constant=refuse)
-    assert document["spaces"]["observation"]["low"] == "-inf"
 
 
 def test_a_changed_document_is_noticed(folder: Path) -> None:
@@ -51,6 +46,9 @@ def test_a_changed_document_is_noticed(folder: Path) -> None:
     (folder / MANIFEST).write_text(text.replace('"steps": 5', '"steps": 6'))
     with pytest.raises(CorruptDataError, match="changed after it was written"):
         Manifest.load(folder)
+    (folder / MANIFEST).write_text(text.replace("\n ", "\n\t", 1))  # white space, too
+    with TedReader(folder) as reader, pytest.raises(CorruptDataError, match=r"manifest\.json was changed"):
+        reader.verify_files()
 
 
 def test_a_newer_version_is_refused_with_the_way_out(folder: Path) -> None:
@@ -61,14 +59,14 @@ def test_a_newer_version_is_refused_with_the_way_out(folder: Path) -> None:
     assert "pip install --upgrade" in caught.value.hint
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": "1"}', "\x00\xff"])
-def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None:
+@each("text", ["", "{", "[]", "{}", '{"format_version": "1"}', "\x00\xff"])
+def test_other_documents_are_refused(folder: Path, text: str) -> None:
     (folder / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(FormatError, match=r"manifest\.json"):
         Manifest.load(folder)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "said"),
     [
         ("steps", "5", "has '5' as steps, expected a whole number"),
@@ -93,7 +91,7 @@ def test_a_document_of_other_types_is_refused_with_its_place(folder: Path, name:
         Manifest.from_dict(document, "manifest.json")
 
 
-@pytest.mark.parametrize("key", [("observation", ""), ("info",) * 51, ("half \ud83d",)])
+@each("key", [("observation", ""), ("info",) * 51, ("half \ud83d",)])
 def test_a_field_that_could_not_be_read_again_is_refused(key: tuple[str, ...], folder: Path) -> None:
     manifest, before = Manifest.load(folder), (folder / MANIFEST).read_bytes()
     odd = replace(manifest, fields=(*manifest.fields, replace(manifest.fields[0], key=key)))
@@ -119,35 +117,23 @@ def test_requests_are_equal_but_for_how_they_were_put() -> None:
 # Names that would lead out of a folder, and text that looks like something else.
 
 
-@pytest.mark.parametrize("name", ["../up", "a/../../up", "/etc/passwd", "", ".", "a//b", "a/."])
-def test_a_document_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FormatError, match="leads out"):
-        write_documents(tmp_path / "root", {name: b"x"})
+def test_a_document_cannot_leave_its_folder(tmp_path: Path) -> None:
+    for name in ("../up", "a/../../up", "/etc/passwd", "", ".", "a//b", "a/."):
+        with pytest.raises(FormatError, match="leads out"):
+            write_documents(tmp_path / "root", {name: b"x"})
     assert list(tmp_path.iterdir()) == []
+    for name in ("a", "a/b.json", "..a", ".rbtool/manifest.json", "a..b/c"):
+        assert is_inside(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a/b.json", "..a", ".rbtool/manifest.json", "a..b/c"])
-def test_other_names_are_inside(name: str) -> None:
-    assert is_inside(name)
-
-
-def test_a_manifest_cannot_list_what_lies_outside(tmp_path: Path) -> None:
-    manifest = write_walks(tmp_path / "walks", [(2, "open")])
+def test_a_manifest_cannot_list_files_outside(folder: Path) -> None:
     outside = FileRecord(".rbtool/source/../../../../etc/hostname", 1, "xxh3-128:0")
-    (tmp_path / "walks" / MANIFEST).write_bytes(replace(manifest, files=(outside,)).to_bytes())
+    (folder / MANIFEST).write_bytes(replace(Manifest.load(folder), files=(outside,)).to_bytes())
     with pytest.raises(FormatError, match="expected a path inside the folder"):
-        Manifest.load(tmp_path / "walks")
+        Manifest.load(folder)
 
 
-def test_white_space_in_a_manifest_is_verified(tmp_path: Path) -> None:
-    write_walks(tmp_path / "walks", [(2, "open")])
-    path = tmp_path / "walks" / MANIFEST
-    path.write_bytes(path.read_bytes().replace(b"\n ", b"\n\t", 1))
-    with TedReader(tmp_path / "walks") as reader, pytest.raises(CorruptDataError, match=r"manifest\.json was changed"):
-        reader.verify_files()
-
-
-@pytest.mark.parametrize("text", ["a\u2028b", "a\x85b", "a\nb", "a\r\nb", "a\x1cb", "é", ""])
+@each("text", ["a\u2028b", "a\x85b", "a\nb", "a\r\nb", "a\x1cb", "é", ""])
 def test_any_text_of_an_episode_comes_back(text: str) -> None:
     rows = [{"task": text}, {}, {"task": "more", "a": text}]
     assert parse_episode_text(episode_text_bytes(rows), "here") == rows

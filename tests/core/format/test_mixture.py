@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,20 +33,20 @@ def written(folder: Path, text: str) -> Path:
     temperature=st.floats(1e-3, 1e6),
     schema=st.sampled_from(["error", "union", "intersect"]),
 )
-def test_what_is_written_is_read_again(tmp_path_factory, names, weight, temperature, schema):
+def test_a_mixture_is_read_as_it_was_written(tmp_path_factory, names, weight, temperature, schema):
     members = tuple(Member(path=name, weight=weight, content_digest="xxh3-128:0") for name in names)
     mixture = Mixture(dataset=members, schema=schema, temperature=temperature)
     assert read_mixture(written(tmp_path_factory.mktemp("m"), mixture.text())) == mixture
 
 
-def test_what_is_no_mixture_file(tmp_path):
+def test_names_and_files_that_are_no_mixture_are_refused(tmp_path):
     with pytest.raises(UsageError, match="is not UTF-8, which a TOML file cannot hold"):
         Mixture(dataset=(Member(path="\udcff"),)).text()
     with pytest.raises(FormatError, match="no mixture file is larger"):
         read_mixture(written(tmp_path, "#" * (2 << 20)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("", r"is not a mixture of datasets: it has no line format = \"rbtool mix\""),
@@ -77,7 +78,7 @@ def test_what_is_no_mixture_file(tmp_path):
         (HEAD + '[[dataset]]\npath = "a\\u0000b"', r"as dataset\[0\].path, expected text"),
     ],
 )
-def test_what_is_wrong_is_named(text, words, tmp_path):
+def test_errors_in_a_mixture_file_are_named(text, words, tmp_path):
     with pytest.raises(FormatError, match=words) as caught:
         read_mixture(written(tmp_path, text))
     assert str(caught.value).startswith(str(tmp_path / "mix.toml"))
@@ -87,9 +88,9 @@ def test_what_is_wrong_is_named(text, words, tmp_path):
 @given(sizes=st.lists(st.integers(1, 10**9), min_size=3, max_size=3), temperature=st.floats(0.1, 100))
 @pytest.mark.parametrize("weights", [None, "size", [0.0, 1e-300, 3.0], [1.0, 1.0, 2.0]])
 def test_shares_are_those_of_the_ensemble(weights, sizes, temperature):
-    each = weights if isinstance(weights, list) else [None] * 3
+    stated = weights if isinstance(weights, list) else [None] * 3
     mixture = Mixture(
-        dataset=tuple(Member(path="A", weight=weight) for weight in each),
+        dataset=tuple(Member(path="A", weight=weight) for weight in stated),
         weights="size" if weights == "size" else None, temperature=temperature,
     )  # fmt: skip
     sampler = SamplerEnsemble(*(RandomSampler() for _ in sizes), p=mixture.p(sizes), temperature=temperature)

@@ -48,44 +48,42 @@ class SoundReader(Reader):
         return [self.path]
 
 
+def broken(**methods: Any) -> type[Reader]:
+    """The sound reader with other methods."""
+    return type("Broken", (SoundReader,), methods)
+
+
+def whole(change: Callable[[SoundReader, list[Piece]], Sequence[Piece]]) -> type[Reader]:
+    """A reader that changes the list of an episode's pieces."""
+    return broken(read_episode=lambda self, number: iter(change(self, list(SoundReader.read_episode(self, number)))))
+
+
 def changed(change: Callable[[Piece], Piece]) -> type[Reader]:
     """A reader that changes every piece."""
-
-    class Changed(SoundReader):
-        def read_episode(self, number: int) -> Iterator[Piece]:
-            return map(change, super().read_episode(number))
-
-    return Changed
+    return whole(lambda reader, pieces: [change(piece) for piece in pieces])
 
 
 def column(key: tuple[str, ...], change: Callable[[Any], Any]) -> type[Reader]:
     return changed(lambda piece: replace(piece, columns={**piece.columns, key: change(piece.columns[key])}))
 
 
-def whole(change: Callable[[SoundReader, list[Piece]], Sequence[Piece]]) -> type[Reader]:
-    """A reader that changes the list of an episode's pieces."""
-
-    class Changed(SoundReader):
-        def read_episode(self, number: int) -> Iterator[Piece]:
-            return iter(change(self, list(super().read_episode(number))))
-
-    return Changed
-
-
 def surveyed(**changes: Any) -> type[Reader]:
-    class Changed(SoundReader):
-        def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-            return replace(super().survey(progress), **changes)
-
-    return Changed
+    return broken(survey=lambda self, progress: replace(SoundReader.survey(self, progress), **changes))
 
 
 def outcomes(change: Callable[[Piece], Piece]) -> type[Reader]:
-    class Changed(SoundReader):
-        def read_outcomes(self, number: int) -> Iterator[Piece]:
-            return map(change, self.read_episode(number))
+    return broken(read_outcomes=lambda self, number: map(change, self.read_episode(number)))
 
-    return Changed
+
+def empty_piece_before(pieces: list[Piece]) -> list[Piece]:
+    first, none = pieces[0], np.zeros(0, bool)
+    columns = {key: rows[: 1 if len(rows) > len(first) else 0] for key, rows in first.columns.items()}
+    empty = replace(first, columns=columns, terminated=none, truncated=none, last=False)
+    return [empty, *(replace(piece, first=False) for piece in pieces)]
+
+
+def fail(reader: Reader) -> None:
+    raise RuntimeError("cannot be closed")
 
 
 class ChangesBetweenReads(SoundReader):
@@ -119,18 +117,6 @@ class ReusesItsMemory(SoundReader):
             yield replace(piece, columns={**piece.columns, ACTION: memory[: len(piece)]})
 
 
-class RecognisesEverything(SoundReader):
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        return True
-
-
-class RecognisesNothing(SoundReader):
-    @classmethod
-    def recognises(cls, path: Path) -> bool:
-        return False
-
-
 class RaisesForOthers(SoundReader):
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -138,23 +124,6 @@ class RaisesForOthers(SoundReader):
 
     def load(self) -> list[int]:
         raise KeyError("lengths")
-
-
-class HasNoFiles(SoundReader):
-    def files(self) -> list[Path]:
-        return []
-
-
-class ForgetsAnEpisode(SoundReader):
-    def survey(self, progress: Callable[[int], None]) -> SourceFacts:
-        return replace(super().survey(progress), episode_numbers=range(len(self.lengths) - 1))
-
-
-class FailsTwice(SoundReader):
-    def on_close(self) -> None:
-        if not self.lengths:
-            raise RuntimeError("closed already")
-        raise RuntimeError("cannot be closed")
 
 
 class GivesOtherPieces(SoundReader):
@@ -177,20 +146,7 @@ SABOTEURS: dict[str, type[Reader]] = {
     "no end": whole(lambda reader, pieces: [replace(piece, last=False) for piece in pieces]),
     "each piece an end": changed(lambda piece: replace(piece, last=True)),
     "each piece a start": changed(lambda piece: replace(piece, first=True)),
-    "an empty piece": whole(
-        lambda reader, pieces: [
-            replace(
-                pieces[0],
-                columns={
-                    key: rows[:1] if len(rows) > len(pieces[0]) else rows[:0] for key, rows in pieces[0].columns.items()
-                },
-                terminated=np.zeros(0, bool),
-                truncated=np.zeros(0, bool),
-                last=False,
-            ),
-            *(replace(piece, first=False) for piece in pieces),
-        ]
-    ),
+    "an empty piece": whole(lambda reader, pieces: empty_piece_before(pieces)),
     "another episode": changed(lambda piece: replace(piece, episode=piece.episode + 1)),
     "an action too few": column(ACTION, lambda rows: rows[:-1]),
     "an action too many": column(ACTION, lambda rows: np.concatenate((rows, rows[-1:]))),
@@ -226,12 +182,12 @@ SABOTEURS: dict[str, type[Reader]] = {
     "other actions at the second read": ChangesBetweenReads,
     "an error hidden": HidesErrors,
     "one memory for all pieces": ReusesItsMemory,
-    "every path recognised": RecognisesEverything,
-    "no path recognised": RecognisesNothing,
+    "every path recognised": broken(recognises=classmethod(lambda cls, path: True)),
+    "no path recognised": broken(recognises=classmethod(lambda cls, path: False)),
     "an error for other files": RaisesForOthers,
-    "no files": HasNoFiles,
-    "an episode forgotten": ForgetsAnEpisode,
-    "an error when closed": FailsTwice,
+    "no files": broken(files=lambda reader: []),
+    "an episode forgotten": surveyed(episode_numbers=range(2)),
+    "an error when closed": broken(on_close=fail),
 }
 
 
@@ -271,7 +227,7 @@ def test_a_saboteur_fails(rule: str, tmp_path: Path) -> None:
     assert failures(SABOTEURS[rule], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["facts", "pieces", "blocks", "episode_table", "digests", "size", "close", "__init__"])
-def test_the_public_methods_are_final(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"Bad overrides {name}\(\), which does the book-keeping"):
-        type("Bad", (SoundReader,), {name: lambda self: None})
+def test_the_public_methods_are_final() -> None:
+    for name in ("facts", "pieces", "blocks", "episode_table", "digests", "size", "close", "__init__"):
+        with pytest.raises(TypeError, match=rf"Broken overrides {name}\(\), which does the book-keeping"):
+            broken(**{name: lambda self: None})

@@ -1,7 +1,9 @@
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cases import each
 from processes import run_forked
 
 from rbtool import UsageError
@@ -14,7 +16,7 @@ from rbtool.core.testing.datasets import write_walks
 FIRST, SECOND = [(4, "truncated")], [(2, "terminated"), (3, "open")]
 
 
-def _publish(dest: Path, episodes: list, *, replace: bool = False) -> bool:  # type: ignore[type-arg]
+def _publish(dest: Path, episodes: list[Any], *, replace: bool = False) -> bool:
     with Staging(dest, replace=replace) as staging:
         write_walks(staging.path, episodes)
         return staging.publish()
@@ -50,7 +52,7 @@ def test_an_older_result_is_replaced_only_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_is_not_ours_is_never_replaced(tmp_path: Path, force: bool) -> None:
+def test_other_files_are_never_replaced(tmp_path: Path, force: bool) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "thesis.tex").write_text("ten years")
     (tmp_path / "notes").write_text("one file")
@@ -92,7 +94,7 @@ def test_a_file_replaces_a_folder_and_a_folder_a_file(tmp_path: Path) -> None:
     assert _names(tmp_path) == ["data"]
 
 
-def test_failing_removes_what_was_started(tmp_path: Path) -> None:
+def test_a_failure_removes_what_was_started(tmp_path: Path) -> None:
     def fail() -> None:
         with Staging(tmp_path / "data") as staging:
             write_walks(staging.path, FIRST)
@@ -113,7 +115,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_leftovers_of_the_dead_are_swept_those_of_the_living_are_not(tmp_path: Path) -> None:
+def test_leftovers_are_removed_once_their_process_has_ended(tmp_path: Path) -> None:
     assert run_forked(DIE, tmp_path / "da[t]a").returncode == -signal.SIGKILL
     assert len(_names(tmp_path)) == 1
     with Staging(tmp_path / "da[t]a") as living:
@@ -122,7 +124,7 @@ def test_leftovers_of_the_dead_are_swept_those_of_the_living_are_not(tmp_path: P
         assert living.path.is_dir()
 
 
-def test_without_exchange_the_swap_is_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_exchange_renames_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs, "exchange", lambda one, other, **folders: False)
     _publish(tmp_path / "data", FIRST)
     assert _publish(tmp_path / "data", SECOND, replace=True)
@@ -130,7 +132,7 @@ def test_without_exchange_the_swap_is_two_renames(tmp_path: Path, monkeypatch: p
     assert _names(tmp_path) == ["data"]
 
 
-def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Path) -> None:
+def test_a_swap_that_was_cut_between_its_renames_is_mended_on_opening(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
     (tmp_path / "data").rename(tmp_path / ".data.rbtool-old-0123abcd")
     assert TedReader(tmp_path / "data").manifest.steps == 4
@@ -138,8 +140,8 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
     assert Manifest.load(tmp_path / "data").steps == 4
 
 
-@pytest.mark.parametrize("broken", [False, True])
-@pytest.mark.parametrize(
+@each("broken", [False, True])
+@each(
     "name",
     [
         "notes.txt", "mine/notes.memmap.txt", "sub/.rbtool/manifest.json", "notes.json", "mine.memmap",
@@ -147,21 +149,22 @@ def test_a_swap_cut_between_its_renames_is_mended_by_whoever_opens(tmp_path: Pat
         ".rbtool/episodes/mine.memmap",
     ],
 )  # fmt: skip
-def test_files_kept_inside_a_dataset_save_it_from_being_replaced(tmp_path: Path, name: str, broken: bool) -> None:
-    _publish(tmp_path / "data", FIRST)
-    (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "data" / name).write_text("precious")
+def test_a_dataset_with_files_of_the_user_is_not_replaced(tmp_path: Path, name: str, broken: bool) -> None:
+    data = tmp_path / "data"
+    _publish(data, FIRST)
+    (data / name).parent.mkdir(parents=True, exist_ok=True)
+    (data / name).write_text("precious")
     if broken:
-        (tmp_path / "data" / ".rbtool" / "manifest.json").write_text("{")
+        (data / ".rbtool" / "manifest.json").write_text("{")
     with pytest.raises(UsageError, match=f"{name} is not part of the dataset around it") as caught:
-        _publish(tmp_path / "data", SECOND, replace=True)
+        _publish(data, SECOND, replace=True)
     assert ("damaged" in caught.value.hint) is broken
     with pytest.raises(UsageError, match=f"{name} is not part of the dataset around it; nothing is removed"):
-        remove_dataset(tmp_path / "data")
-    assert (tmp_path / "data" / name).read_text() == "precious"
+        remove_dataset(data)
+    assert (data / name).read_text() == "precious"
 
 
-def test_what_is_left_of_a_damaged_manifest_names_videos(tmp_path: Path) -> None:
+def test_the_rest_of_a_damaged_manifest_lists_videos(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
     (tmp_path / "data" / ".rbtool" / "videos").mkdir()
     (tmp_path / "data" / ".rbtool" / "videos" / "0.mp4").write_text("frames")
@@ -174,7 +177,7 @@ def test_what_is_left_of_a_damaged_manifest_names_videos(tmp_path: Path) -> None
             assert _publish(tmp_path / "data", SECOND, replace=True)
 
 
-def test_nothing_is_put_inside_a_dataset_nor_over_one_without_a_manifest(tmp_path: Path) -> None:
+def test_nothing_is_published_inside_a_dataset(tmp_path: Path) -> None:
     _publish(tmp_path / "data", FIRST)
     with pytest.raises(UsageError, match="is inside the dataset"):
         _publish(tmp_path / "data" / "deep" / "sub", SECOND)
@@ -193,7 +196,7 @@ def test_a_damaged_dataset_can_be_replaced(tmp_path: Path) -> None:
     assert _steps(tmp_path / "data") == 5
 
 
-def test_what_appears_while_a_replacement_is_built_is_left_alone(tmp_path: Path) -> None:
+def test_files_that_appear_while_a_replacement_is_built_are_kept(tmp_path: Path) -> None:
     def publish() -> None:
         with Staging(tmp_path / "data", replace=True) as staging:
             write_walks(staging.path, FIRST)
@@ -218,7 +221,7 @@ def test_a_link_stands_for_where_it_leads(tmp_path: Path, state: str) -> None:
     assert _steps(tmp_path / "place") == _steps(tmp_path / "link") == 5
 
 
-def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_rename_flags_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs, "_rename_with", lambda *_: False)
     with Staging(tmp_path / "one.h5") as slow:
         fs.write_file(slow.path / "built", b"second")
@@ -229,8 +232,8 @@ def test_where_the_system_cannot_place_a_link_serves(tmp_path: Path, monkeypatch
     assert (tmp_path / "one.h5").read_bytes() == b"first"
 
 
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("name", ["file/data", "file/deep/data"])
+@each("replace", [False, True])
+@each("name", ["file/data", "file/deep/data"])
 def test_a_destination_below_a_file_is_refused(tmp_path: Path, name: str, replace: bool) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="file is a file, and the destination"):

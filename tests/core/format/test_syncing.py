@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from waiting import HANG
 
 from rbtool.core.errors import OutOfSpaceError
 from rbtool.core.format import fs, syncing
 from rbtool.core.format.staging import Staging
 from rbtool.core.format.syncing import NewFile, write_file
-
-# What is published is on the disk before: every file and folder of it, whichever verb wrote it.
 
 
 def test_outside_a_staged_folder_a_file_is_synced_at_once(tmp_path, unsynced) -> None:
@@ -63,7 +62,7 @@ def test_few_descriptors_are_enough_for_many_files(tmp_path, unsynced, few_descr
     assert unsynced(tmp_path / "made") == []
 
 
-def test_where_no_more_may_be_open_a_file_is_synced_at_once(tmp_path, unsynced, few_descriptors) -> None:
+def test_a_file_is_synced_at_once_if_no_more_may_be_open(tmp_path, unsynced, few_descriptors) -> None:
     with Staging(tmp_path / "made") as staging, contextlib.ExitStack() as others:
         file = NewFile(staging.path / "inside")
         with contextlib.suppress(OSError):
@@ -181,7 +180,7 @@ def test_a_descriptor_that_saw_a_failure_is_the_one_that_is_synced(tmp_path: Pat
 # The one module that changes the file system.
 
 
-@pytest.mark.parametrize("size", [1, 1 << 19, (1 << 19) + 1, 3 << 20])
+@each("size", [1, 1 << 19, (1 << 19) + 1, 3 << 20])
 def test_large_writes_arrive_whole(tmp_path: Path, size: int) -> None:
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8).tobytes()
     descriptor = fs.create(tmp_path / "file")
@@ -194,8 +193,8 @@ def test_large_writes_arrive_whole(tmp_path: Path, size: int) -> None:
     assert (tmp_path / "file").read_bytes() == data + data
 
 
-@pytest.mark.parametrize("below", ["", "x", "x/y"])
-def test_a_file_where_a_folder_is_to_be_is_called_none(tmp_path: Path, below: str) -> None:
+@each("below", ["", "x", "x/y"])
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
         fs.make_folder(tmp_path / "file" / below)

@@ -53,7 +53,7 @@ def test_tensordict_reads_every_type_and_shape(tmp_path: Path, dtype: str, shape
     assert read_tree(OpenFiles(path)) == {field.key: MappedLeaf(dtype, (5, *shape))}
 
 
-def test_what_tensordict_writes_is_read(tmp_path: Path) -> None:
+def test_trees_of_tensordict_are_read(tmp_path: Path) -> None:
     data = TensorDict({"x": torch.arange(6).view(3, 2), "n": {"y": torch.rand(3)}}, [3]).memmap(tmp_path / "td")
     assert read_tree(OpenFiles(tmp_path / "td")) == {
         ("x",): MappedLeaf("int64", (3, 2)),
@@ -66,14 +66,13 @@ def test_a_dataset_opens_in_tensordict_with_all_its_values(tmp_path: Path) -> No
     write_walks(tmp_path / "data", [(4, "open"), (2, "terminated")])
     data = TensorDict.load_memmap(tmp_path / "data")
     with TedReader(tmp_path / "data") as reader:
-        assert {key if isinstance(key, tuple) else (key,) for key in data.keys(True, True)} == {
-            field.key for field in reader.fields
-        }
+        keys = {key if isinstance(key, tuple) else (key,) for key in data.keys(True, True)}
+        assert keys == {field.key for field in reader.fields}
         for field in reader.fields:
             np.testing.assert_array_equal(data[field.key].numpy(), reader.read(field.key, 0, 6))
 
 
-@pytest.mark.parametrize("keys", [[("a",), ("a",)], [("a", "b"), ("a",)], [("x.memmap", "b"), ("x",)]])
+@each("keys", [[("a",), ("a",)], [("a", "b"), ("a",)], [("x.memmap", "b"), ("x",)]])
 def test_keys_that_need_one_file_are_refused(tmp_path: Path, keys: list[tuple[str, ...]]) -> None:
     fields = [Field(key, "int8", (), "info") for key in keys]
     with pytest.raises(SchemaError, match="same file"):
@@ -99,8 +98,8 @@ def test_cut_and_missing_files_are_found(tmp_path: Path) -> None:
         read_tree(OpenFiles(tmp_path / "data"))
 
 
-@pytest.mark.parametrize("meta", ["{}", "[]", "x", '{"_type": "t", "a": {"dtype": "torch.quint8", "shape": [1]}}'])
-def test_a_folder_that_is_no_tensordict_is_said_to_be_none(tmp_path: Path, meta: str) -> None:
+@each("meta", ["{}", "[]", "x", '{"_type": "t", "a": {"dtype": "torch.quint8", "shape": [1]}}'])
+def test_a_folder_that_is_no_tensordict_is_refused(tmp_path: Path, meta: str) -> None:
     (tmp_path / "meta.json").write_text(meta)
     with pytest.raises(FormatError):
         read_tree(OpenFiles(tmp_path))
@@ -128,7 +127,7 @@ def test_runs_take_the_rows_that_are_in_them(lengths: list[int], width: tuple[in
     assert not np.shares_memory(found, array)
 
 
-def test_only_long_runs_of_wide_rows_are_put_off() -> None:
+def test_only_long_runs_of_wide_rows_are_copied_later() -> None:
     wide, narrow, some = np.zeros((400, 5)), np.zeros(400), np.array([1, 200])
     assert isinstance(RowSpans(some, some + 100).of(wide), RowRuns)
     assert isinstance(RowSpans(some, some + 100).of(narrow), np.ndarray)
@@ -140,7 +139,7 @@ def test_only_long_runs_of_wide_rows_are_put_off() -> None:
     sizes=st.lists(st.integers(0, 70), max_size=12), runs=st.booleans(), dtype=st.sampled_from(["float32", "int8"]),
     expected=st.sampled_from([0, 1, 200]), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expected, seed, tmp_path_factory) -> None:
+def test_a_leaf_has_the_appended_rows_in_any_pieces(sizes, runs, dtype, expected, seed, tmp_path_factory) -> None:
     field, path = Field(("a",), dtype, (3,), "info"), tmp_path_factory.mktemp("leaf") / "a.memmap"
     draw, parts = np.random.default_rng(seed), list[Any]()
     with pytest.MonkeyPatch.context() as patch:
@@ -158,7 +157,7 @@ def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expe
     assert (writer.rows, writer.file.digest, writer.range) == (len(whole), digest_file(path), range_of(whole, field))
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "known", "values", "wanted"),
     [
         ("uint8", (0, 255), [3], (0, 255)), ("uint8", (1, 255), [0], (0, 255)),
@@ -166,7 +165,7 @@ def test_a_leaf_is_what_was_appended_however_it_was_cut(sizes, runs, dtype, expe
         ("float32", (0, 255), [np.nan, 256.5], (0, 256.5)), ("float32", (1.0, 2.0), [np.nan], (1.0, 2.0)),
     ],
 )  # fmt: skip
-def test_a_range_goes_on_from_the_known_one(dtype: str, known: Any, values: list[float], wanted: Any) -> None:
+def test_a_range_extends_the_known_one(dtype: str, known: Any, values: list[float], wanted: Any) -> None:
     assert range_of(np.array(values, dtype), Field(("a",), dtype, (), "info"), known) == wanted
 
 
@@ -188,7 +187,7 @@ def test_pieces_begin_at_multiples_of_their_size(tmp_path: Path, monkeypatch: py
     assert 0 < written[-1] <= 64
 
 
-def test_room_that_was_not_needed_is_given_back(tmp_path: Path) -> None:
+def test_space_that_was_not_needed_is_released(tmp_path: Path) -> None:
     writer = LeafWriter(tmp_path / "a.memmap", Field(("a",), "int8", (), "info"), rows=64 << 20)
     writer.append(np.ones(1000, np.int8))
     assert (tmp_path / "a.memmap").stat().st_size == 0
@@ -202,7 +201,7 @@ EPISODES = [(4, "terminated"), (1, "truncated"), (3, "both")]
 
 
 @pytest.mark.parametrize("drop", [(), ("episode",)])
-def test_a_folder_without_manifest_tells_its_episodes(tmp_path: Path, drop: tuple[str, ...]) -> None:
+def test_episodes_are_found_without_a_manifest(tmp_path: Path, drop: tuple[str, ...]) -> None:
     write_walks(tmp_path / "data", EPISODES)
     TensorDict.load_memmap(tmp_path / "data").exclude(*drop).clone().memmap(tmp_path / "plain")
     with TedReader(tmp_path / "data") as sound, PlainReader(tmp_path / "plain") as plain:
@@ -214,7 +213,7 @@ def test_a_folder_without_manifest_tells_its_episodes(tmp_path: Path, drop: tupl
             np.testing.assert_array_equal(plain.read(field.key, 2, 7), sound.read(field.key, 2, 7))
 
 
-def test_plain_folders_that_are_no_steps(tmp_path: Path) -> None:
+def test_plain_folders_without_steps_are_refused(tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(3), "b": torch.zeros(4)}, []).memmap(tmp_path / "odd")
     with pytest.raises(FormatError, match="not one row a step"):
         PlainReader(tmp_path / "odd")
@@ -223,7 +222,7 @@ def test_plain_folders_that_are_no_steps(tmp_path: Path) -> None:
         _ = PlainReader(tmp_path / "bare").episodes
 
 
-@pytest.mark.parametrize("shape", [1.5, "3", [-1], [1.5], {"a": 1}])
+@each("shape", [1.5, "3", [-1], [1.5], {"a": 1}])
 def test_an_odd_batch_is_refused(shape: object, tmp_path: Path) -> None:
     TensorDict({"a": torch.zeros(3)}, [3]).memmap(tmp_path)
     meta = tmp_path / "meta.json"

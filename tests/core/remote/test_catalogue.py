@@ -19,10 +19,12 @@ IDS = (
 )  # fmt: skip
 
 
-@each("asked", IDS)
-def test_an_id_means_itself(asked):
-    found = resolve(asked, IDS, "minari")
-    assert (found.id, found.how) == (asked, "exact")
+def test_an_id_means_itself():
+    for asked in IDS:
+        found = resolve(asked, IDS, "minari")
+        assert (found.id, found.how) == (asked, "exact")
+    names = {"D4RL/door/human-v2": True, "door-v2": False, "a/b": False}
+    assert {name: is_complete(name) for name in names} == names
 
 
 @each(
@@ -47,7 +49,7 @@ def test_words_find_the_dataset(asked, dataset_id, how):
     assert (found.asked, found.id, found.how) == (asked, dataset_id, how)
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "listed"),
     [
         ("door", ["D4RL/door/cloned", "D4RL/door/human"]),
@@ -62,36 +64,25 @@ def test_several_candidates_are_an_error_that_lists_them(asked, listed):
     assert str(failed.value).count("/") == 2 * len(listed)
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "near"),
     [
         ("D4RL/door/human-v3", "D4RL/door/human-v1, D4RL/door/human-v2, D4RL/door/human-v10"),
         ("D4RL/dor/human-v2", "D4RL/door/human-v10"),
         ("hoper-medium-v0", "mujoco/hopper/medium-v0"),
         ("flat-v1x", "flat-v0"),
+        ("zzzzzz", "list --remote minari"),
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_nearest(asked, near):
     with pytest.raises(DatasetNotFoundError) as failed:
         resolve(asked, IDS, "minari")
     assert near in failed.value.hint
-
-
-def test_names_like_no_other_are_not_found():
-    with pytest.raises(DatasetNotFoundError) as failed:
-        resolve("zzzzzz", IDS, "minari")
-    assert "list --remote minari" in failed.value.hint
     with pytest.raises(DatasetNotFoundError):
-        resolve("door-human-v1", (), "minari")
-
-
-@pytest.mark.parametrize(("name", "complete"), [("D4RL/door/human-v2", True), ("door-v2", False), ("a/b", False)])
-def test_complete_names(name, complete):
-    assert is_complete(name) == complete
+        resolve(asked, (), "minari")
 
 
 FOUND = Resolution("door-human-v1", "D4RL/door/human-v2", "words")
-DAMAGED = ["", "{", "[]", '{"door-human-v1": 3}', '{"door-human-v1": {"id": "../up", "how": "words"}}']
 
 
 def test_words_and_catalogues_are_remembered(tmp_path):
@@ -110,7 +101,7 @@ def test_words_and_catalogues_are_remembered(tmp_path):
     assert catalogue_age(Catalogue("x", "yesterday", ())) == float("inf")
 
 
-@each("text", DAMAGED)
+@each("text", ["", "{", "[]", '{"door-human-v1": 3}', '{"door-human-v1": {"id": "../up", "how": "words"}}'])
 def test_a_damaged_memory_knows_nothing_and_learns_again(tmp_path, text):
     names = KnownNames(tmp_path, "minari")
     names.put(FOUND)

@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import run_forked
@@ -39,22 +40,22 @@ def server() -> Iterator[StaticServer]:
 
 
 def fetch(
-    server: StaticServer, folder: Path, *names: str, workers: int = 2, progress: Callable[[int], None] | None = None
+    server: StaticServer, folder: Path, *names: str, workers: int = 2, checksum: str | None = DIGEST, **options: Any
 ) -> None:
-    files = [RemoteFile(name, len(DATA), DIGEST, (server.address(name),)) for name in names]
+    files = [RemoteFile(name, len(DATA), checksum, (server.address(name),)) for name in names]
     with HttpTransport() as transport:
-        fetch_files(files, folder, transport, workers=workers, progress=progress)
+        fetch_files(files, folder, transport, workers=workers, **options)
 
 
 def kept(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def working() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rbtool-fetch"]
 
 
-def end() -> None:
+def require_ended() -> None:
     """Require that the transfers have been broken off, which ends their threads long before the silence of a server."""
     for thread in working():
         thread.join(HANG / 2)
@@ -66,7 +67,7 @@ def test_the_first_failure_ends_the_others(stalled_at: int, server: StaticServer
     server.faults = {"one": [Fault(stall=stalled_at), SOUND], "absent": [Fault(404, wait_for_stall=True)]}
     with pytest.raises(DatasetNotFoundError, match="absent"):
         fetch(server, tmp_path, "one", "absent", "two")
-    end()  # the transfer that waited was broken off
+    require_ended()  # the transfer that waited was broken off
     part = kept(tmp_path).get("one.part", b"")  # what came before the end may not all have been read
     assert part == DATA[: len(part)]
     assert server.starts("two") == []
@@ -75,24 +76,20 @@ def test_the_first_failure_ends_the_others(stalled_at: int, server: StaticServer
     assert server.starts("one") == [None, len(part) or None]
 
 
-def interrupt_when_stalled(server: StaticServer) -> threading.Thread:
-    def strike() -> None:
+@pytest.mark.parametrize("names", [("one",), ("one", "two")])
+def test_an_interruption_ends_transfers_at_once(names: tuple[str, ...], server: StaticServer, tmp_path: Path) -> None:
+    server.faults = {name: [Fault(stall=300_000), SOUND] for name in names}
+
+    def interrupt() -> None:
         server.stalled.wait()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    thread = threading.Thread(target=strike)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("names", [("one",), ("one", "two")])
-def test_an_interruption_ends_it_at_once(names: tuple[str, ...], server: StaticServer, tmp_path: Path) -> None:
-    server.faults = {name: [Fault(stall=300_000), SOUND] for name in names}
-    helper = interrupt_when_stalled(server)
+    helper = threading.Thread(target=interrupt)
+    helper.start()
     with pytest.raises(KeyboardInterrupt):
         fetch(server, tmp_path, *names)
     helper.join()
-    end()
+    require_ended()
     assert kept(tmp_path)["one.part"] == DATA[: len(kept(tmp_path)["one.part"])]
     server.faults = {}  # the second file may not have been asked for yet, and would stall now
     fetch(server, tmp_path, *names)
@@ -100,7 +97,7 @@ def test_an_interruption_ends_it_at_once(names: tuple[str, ...], server: StaticS
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_exception_of_the_listener_ends_it(workers: int, server: StaticServer, tmp_path: Path) -> None:
+def test_an_exception_of_the_listener_ends_transfers(workers: int, server: StaticServer, tmp_path: Path) -> None:
     def fail(amount: int) -> None:
         raise BrokenPipeError(amount)
 
@@ -179,31 +176,24 @@ def strike(event, arguments):
         if count == int(at):
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(strike)
-files = [RemoteFile("deep/" + a.rpartition("/")[2], int(size), digest, (a,)) for a in addresses]
+files = [RemoteFile(a.rpartition("/")[2], int(size), digest or None, (a,)) for a in addresses]
 with HttpTransport() as transport:
     fetch_files(files, pathlib.Path(folder), transport)
 """
 
 
-def test_a_kill_at_any_change_of_the_disk_is_gone_on_from(server: StaticServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("checksum", [DIGEST, None])
+def test_a_run_after_a_kill_at_any_change_of_the_disk_completes_the_file(checksum, server, tmp_path: Path) -> None:
+    server.faults["one"] = [Fault(headers={"ETag": '"v1"'})]  # what a part without a checksum is resumed by
     for at in range(1, 99):
         folder = tmp_path / str(at)
         folder.mkdir()
-        ended = run_forked(CHILD, folder, DIGEST, len(DATA), at, server.address("one"))
-        finals = {name: data for name, data in kept_below(folder).items() if not name.endswith(".part")}
-        assert finals in ({}, {"deep/one": DATA})
-        fetch_below(server, folder)
-        assert kept_below(folder) == {"deep/one": DATA}
+        ended = run_forked(CHILD, folder, checksum or "", len(DATA), at, server.address("one"))
+        assert kept(folder).keys() <= {"one", "one.part", "one.part.json"}
+        assert kept(folder).get("one", DATA) == DATA
+        fetch(server, folder, "one", checksum=checksum)
+        assert kept(folder) == {"one": DATA}
         if ended.returncode == 0:
             break
     assert ended.returncode == 0
     assert 8 < at < 30  # few operations: blocks are written in big pieces
-
-
-def kept_below(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def fetch_below(server: StaticServer, folder: Path) -> None:
-    with HttpTransport() as transport:
-        fetch_files([RemoteFile("deep/one", len(DATA), DIGEST, (server.address("one"),))], folder, transport)

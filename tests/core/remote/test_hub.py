@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,21 +17,22 @@ from commands import ask, ask_one, failed
 from hub import Fault, Hub, git_blob_sha1
 from waiting import wait_until
 
-# A hub on loopback, asked through huggingface_hub in processes of their own.
-
 SMALL = b'{"a": 1}'
 LARGE = bytes(range(256)) * 80
 TOKEN = "hf_abcdefghijklmnop"
 
 
+def write_files(root: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
     for name in ("one", "two", "three"):
-        folder = tmp_path / "hub" / "acme" / name
-        (folder / "deep" / "er").mkdir(parents=True)
-        (folder / "index.json").write_bytes(SMALL)
-        (folder / "deep" / "er" / f"{name}.bin").write_bytes(LARGE)
-        (folder / "deep" / "note.txt").write_text(name, encoding="utf-8")
+        files = {"index.json": SMALL, f"deep/er/{name}.bin": LARGE, "deep/note.txt": name.encode()}
+        write_files(tmp_path / "hub" / "acme" / name, files)
     with Hub(tmp_path / "hub", page_size=2) as served:
         yield served
 
@@ -49,10 +50,9 @@ def address(hub: Hub, path: str = "index.json", name: str = "one") -> str:
 @pytest.mark.parametrize("base", [None, "https://hub.invalid"])
 def test_repositories_from_all_pages(hub: Hub, environment: dict[str, str], base: str | None) -> None:
     hub.link_base = base or hub.url
-    found = ask_one(environment, "hub", "repositories", "acme")
-    assert found == [
-        {"name": name, "commit": hub.repositories[name].commit} for name in ("acme/one", "acme/three", "acme/two")
-    ]
+    names = ("acme/one", "acme/three", "acme/two")
+    expected = [{"name": name, "commit": hub.repositories[name].commit} for name in names]
+    assert ask_one(environment, "hub", "repositories", "acme") == expected
     assert len(hub.requests) == 2
 
 
@@ -67,15 +67,14 @@ def test_files_of_a_repository_and_of_a_folder(hub: Hub, environment: dict[str, 
     assert small in whole
 
 
-@pytest.mark.parametrize("revision", [None, "main", "v1/a", "the commit"])
-def test_a_revision_is_pinned(hub: Hub, environment: dict[str, str], revision: str | None) -> None:
+def test_a_revision_is_pinned(hub: Hub, environment: dict[str, str]) -> None:
     repository = hub.repositories["acme/one"]
     repository.refs.add("v1/a")
-    asked = repository.commit if revision == "the commit" else revision
-    assert ask_one(environment, "hub", "commit", "acme/one", asked) == repository.commit
+    calls = [["commit", "acme/one", revision] for revision in (None, "main", "v1/a", repository.commit)]
+    assert ask(environment, "hub", *calls) == [repository.commit] * 4
 
 
-def test_what_is_not_there_is_named(environment: dict[str, str], hub: Hub) -> None:
+def test_missing_revisions_folders_and_hubs_are_named(environment: dict[str, str], hub: Hub) -> None:
     found = failed(ask_one(environment, "hub", "commit", "acme/one", "v9"), "DatasetNotFoundError")
     assert found.message == "the hub does not have the repository acme/one at revision v9: there is no such revision"
     commit = hub.repositories["acme/one"].commit
@@ -85,7 +84,7 @@ def test_what_is_not_there_is_named(environment: dict[str, str], hub: Hub) -> No
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_repository_that_is_not_there(hub: Hub, environment: dict[str, str], hidden: bool) -> None:
+def test_a_missing_repository_may_be_private(hub: Hub, environment: dict[str, str], hidden: bool) -> None:
     hub.hide_missing = hidden
     found = failed(ask_one(environment, "hub", "commit", "acme/four"), "DatasetNotFoundError")
     assert "acme/four" in found.message
@@ -96,14 +95,14 @@ CALLS = (["repositories", "acme"], ["commit", "acme/one"])
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_without_its_token_a_hub_says_nothing(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
+def test_a_hub_needs_its_token(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
     hub.token = TOKEN
     found = failed(ask_one(environment, "hub", *call), "AuthorisationError")
     assert "HF_TOKEN" in found.hint
     failed(ask_one({**environment, "HF_TOKEN": "hf_another_token"}, "hub", *call), "AuthorisationError")
 
 
-def test_the_token_of_the_environment_or_the_stored_one(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_token_comes_from_the_environment_or_is_stored(hub: Hub, environment, tmp_path: Path) -> None:
     hub.token = TOKEN
     calls = [*CALLS, ["read", address(hub)]]
     assert ask({**environment, "HF_TOKEN": TOKEN}, "hub", *calls)[2] == SMALL.decode()
@@ -113,7 +112,7 @@ def test_the_token_of_the_environment_or_the_stored_one(hub: Hub, environment: d
 
 
 @pytest.mark.parametrize("token", ["hf_\u00e4bcdefgh", "hf_abc\x7fdefgh"])
-def test_a_token_that_can_be_none(hub: Hub, environment: dict[str, str], token: str) -> None:
+def test_an_impossible_token_is_not_sent(hub: Hub, environment: dict[str, str], token: str) -> None:
     found = failed(ask_one({**environment, "HF_TOKEN": token}, "hub", *CALLS[0]), "AuthorisationError")
     assert "characters that no token has" in found.message
     assert hub.requests == []
@@ -154,7 +153,7 @@ PASSING = [
 
 
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.kind)
-def test_what_passes_is_tried_again(hub: Hub, environment: dict[str, str], fault: Fault) -> None:
+def test_passing_faults_are_retried(hub: Hub, environment: dict[str, str], fault: Fault) -> None:
     calls = {"/api/": CALLS[1], "/resolve/": ["read", address(hub)]}
     hub.faults = [Fault(match, fault.kind, headers=fault.headers) for match in calls]
     assert ask(environment, "hub", *calls.values()) == [hub.repositories["acme/one"].commit, SMALL.decode()]
@@ -171,7 +170,7 @@ def test_the_server_says_how_long_to_wait(hub: Hub, environment: dict[str, str],
     assert len(hub.requests) == 1
 
 
-def test_what_does_not_pass_is_given_up(hub: Hub, environment: dict[str, str]) -> None:
+def test_retries_end(hub: Hub, environment: dict[str, str]) -> None:
     hub.faults = [Fault("", "status:503", times=99)]
     found = failed(ask_one(environment, "hub", *CALLS[0]), "NetworkError")
     assert found.message == "127.0.0.1 could not give the list of datasets of acme now (503 Service Unavailable)"
@@ -190,7 +189,7 @@ def test_a_silent_server_is_not_waited_for(hub: Hub, environment: dict[str, str]
 
 
 @pytest.mark.parametrize("variable", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_where_the_network_is_forbidden(hub: Hub, environment: dict[str, str], variable: str) -> None:
+def test_nothing_is_requested_if_the_network_is_forbidden(hub: Hub, environment: dict[str, str], variable: str) -> None:
     outcomes = ask({**environment, variable: "1"}, "hub", *CALLS)
     assert all(failed(outcome, "NetworkError") for outcome in outcomes)
     assert hub.requests == []
@@ -200,7 +199,7 @@ ODD = ["<html>", "[[1]]", '"text"', '{"sha": 7}', "[" * 100_000, '[{"type": "fil
 
 
 @pytest.mark.parametrize("call", [*CALLS, ["tree", "acme/one", "0" * 40]], ids=lambda call: call[0])
-def test_answers_that_make_no_sense(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
+def test_answers_that_make_no_sense_are_refused(hub: Hub, environment: dict[str, str], call: list[str]) -> None:
     hub.faults = [Fault("", "status:200", body=body) for body in ODD]
     for outcome in ask(environment, "hub", *[call] * len(ODD)):
         failed(outcome, "FormatError")
@@ -212,7 +211,7 @@ FILES: list[dict[str, object]] = [
 ]  # fmt: skip
 
 
-def test_entries_that_make_no_sense(hub: Hub, environment: dict[str, str]) -> None:
+def test_entries_that_make_no_sense_are_refused(hub: Hub, environment: dict[str, str]) -> None:
     sound = {"type": "file", "path": "a", "size": 1, "oid": "0" * 40}
     hub.faults = [Fault("", "status:200", body=json.dumps([sound | odd])) for odd in ({}, *FILES)]
     good, *bad = ask(environment, "hub", *[["tree", "acme/one", "0" * 40]] * (1 + len(FILES)))
@@ -228,14 +227,14 @@ def test_a_refusal_in_words_that_are_not_the_hubs(hub: Hub, environment: dict[st
         failed(outcome, "AuthorisationError")
 
 
-def test_a_listing_without_end(hub: Hub, environment: dict[str, str]) -> None:
+def test_a_listing_without_end_is_refused(hub: Hub, environment: dict[str, str]) -> None:
     link = f'<{hub.url}/api/datasets?author=acme>; rel="next"'
     hub.faults = [Fault("", "status:200", times=99, body="[]", headers={"Link": link})]
     assert "no end" in failed(ask_one(environment, "hub", *CALLS[0]), "FormatError").message
     assert len(hub.requests) == 1
 
 
-def test_listings_and_files_that_are_too_long(hub: Hub, environment: dict[str, str]) -> None:
+def test_files_that_are_too_long_or_gone_are_refused(hub: Hub, environment: dict[str, str]) -> None:
     found = ask_one(environment, "hub", "read", address(hub, "deep/er/one.bin"), 1000)
     assert "has more bytes than expected (1,000)" in failed(found, "FormatError").message
     gone = [address(hub, "index.jsonl"), address(hub).replace("/resolve/", "/resolve/0")[:-1]]
@@ -260,15 +259,13 @@ TOYS = {
     "kinds/stray.h5": b"in no folder", "other/car/a.h5": b"elsewhere", "README.md": b"hello",
 }  # fmt: skip
 CAR = "small(red)/car"
+TOY_CALLS: list[list[Any]] = [["ids"], ["catalogue"], ["describe", CAR]]
 IDS = ["large", CAR, "small(red)/car/inner", "small(red)/car2"]
 
 
 @pytest.fixture
 def folder_hub(tmp_path: Path) -> Iterator[Hub]:
-    for name, content in TOYS.items():
-        path = tmp_path / "hub" / "acme" / "toys" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+    write_files(tmp_path / "hub" / "acme" / "toys", TOYS)
     with Hub(tmp_path / "hub", page_size=4) as served:
         yield served
 
@@ -287,9 +284,7 @@ def test_every_folder_of_data_files_is_a_dataset(folder_hub: Hub, hub_variables:
     assert listed["heard"] == [[4, 4]]
 
 
-def test_one_listing_makes_the_catalogue_and_a_revision_is_a_commit(
-    folder_hub: Hub, hub_variables: dict[str, str]
-) -> None:
+def test_one_listing_makes_the_catalogue_and_a_revision_is_a_commit(folder_hub: Hub, hub_variables) -> None:
     folder_hub.page_size = 1000
     ask_one(hub_variables, "toys", "catalogue")
     assert len(folder_hub.requests) == 2
@@ -314,14 +309,15 @@ def test_a_dataset_is_the_files_of_exactly_its_folder(folder_hub: Hub, hub_varia
     assert [path for path in folder_hub.paths("/tree/") if unquote(path).partition("?")[0].endswith(f"/kinds/{CAR}")]
 
 
-@pytest.mark.parametrize("name", ["small(red)", "small(red)/ca", "car", "stray", "other/car", "SMALL(RED)/car"])
-def test_an_id_is_never_a_part_of_a_name_or_a_folder_of_folders(hub_variables: dict[str, str], name: str) -> None:
-    assert failed(ask_one(hub_variables, "toys", "describe", name), "DatasetNotFoundError")
+def test_an_id_is_never_a_part_of_a_name_or_a_folder_of_folders(hub_variables: dict[str, str]) -> None:
+    names = ("small(red)", "small(red)/ca", "car", "stray", "other/car", "SMALL(RED)/car")
+    for outcome in ask(hub_variables, "toys", *(["describe", name] for name in names)):
+        failed(outcome, "DatasetNotFoundError")
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a/.git"])
-def test_ids_that_leave_their_folder_are_refused(folder_hub: Hub, hub_variables: dict[str, str], name: str) -> None:
-    failed(ask_one(hub_variables, "toys", "describe", name), "UsageError")
+def test_ids_that_leave_their_folder_are_refused(folder_hub: Hub, hub_variables: dict[str, str]) -> None:
+    for outcome in ask(hub_variables, "toys", *(["describe", name] for name in ("../x", "/x", "a//b", "", "a/.git"))):
+        failed(outcome, "UsageError")
     assert not folder_hub.requests
 
 
@@ -337,17 +333,15 @@ def test_the_files_come_verified(folder_hub: Hub, hub_variables: dict[str, str],
 @pytest.mark.parametrize(("kind", "error"), [
     ("status:500", "NetworkError"), ("status:403", "AuthorisationError"), ("reset", "NetworkError"),
 ])  # fmt: skip
-def test_failures_are_what_they_mean(folder_hub: Hub, hub_variables: dict[str, str], kind: str, error: str) -> None:
+def test_failures_have_the_error_of_their_cause(folder_hub: Hub, hub_variables, kind: str, error: str) -> None:
     folder_hub.faults = [Fault("/tree/", kind, times=99)]
-    calls: list[list[Any]] = [["ids"], ["catalogue"], ["describe", CAR]]
-    for outcome in ask(hub_variables, "toys", *calls):
+    for outcome in ask(hub_variables, "toys", *TOY_CALLS):
         failed(outcome, error)
 
 
 @pytest.mark.parametrize("variable", ["RBTOOL_OFFLINE", "HF_HUB_OFFLINE"])
 def test_folders_where_the_network_is_forbidden(folder_hub: Hub, hub_variables: dict[str, str], variable: str) -> None:
-    calls: list[list[Any]] = [["ids"], ["catalogue"], ["describe", CAR]]
-    for outcome in ask({**hub_variables, variable: "1"}, "toys", *calls):
+    for outcome in ask({**hub_variables, variable: "1"}, "toys", *TOY_CALLS):
         assert variable in failed(outcome, "NetworkError").message
     assert not folder_hub.requests
 

@@ -17,7 +17,7 @@ from waiting import HANG
 from rbtool import UsageError
 from rbtool.core.errors import FormatError
 from rbtool.core.format import fs
-from rbtool.core.format.converter import RemoteDataset, RemoteFile
+from rbtool.core.format.converter import Catalogue, RemoteDataset, RemoteFile
 from rbtool.core.format.locate import KnownNames, Resolution
 from rbtool.core.format.staging import Staging
 from rbtool.core.remote.catalogue import CatalogueFile
@@ -26,8 +26,6 @@ from rbtool.core.remote.http import HttpTransport
 from rbtool.core.remote.originals import Originals, stored_originals
 from rbtool.core.stats import StatsStore
 from rbtool.core.testing.datasets import write_walks
-
-# Folders of fetched files: recorded, locked, checked, removed.
 
 DATA = b"some bytes"
 SHA = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
@@ -44,7 +42,7 @@ def originals(tmp_path):
     return found
 
 
-def test_what_was_begun_is_recorded_and_stays_kept(originals, tmp_path):
+def test_a_record_stays_kept_once_it_was(originals, tmp_path):
     record = originals.record()
     assert record is not None
     assert (record.id, record.address, record.revision, record.kept) == ("a/b-v0", "hf://x/a@1", "1", False)
@@ -55,46 +53,38 @@ def test_what_was_begun_is_recorded_and_stays_kept(originals, tmp_path):
         assert originals.record().kept is expected
 
 
-def test_folders_that_stay_empty_go_and_their_neighbours_stay(tmp_path):
+def test_a_folder_that_stays_empty_is_removed_and_its_neighbours_are_kept(tmp_path):
     found = Originals(tmp_path, "minari", "a/b-v0")
     assert (found.record(), found.bytes(), list(found.problems())) == (None, 0, [])
     assert list(stored_originals(tmp_path)) == []
-    found = Originals(tmp_path, "minari", "a/b-v0")
     with found.lock(lambda: None):
         assert found.folder.is_dir()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "minari/kept").mkdir(parents=True)
-    with Originals(tmp_path, "minari", "a/b-v0").lock(lambda: None):
+    with found.lock(lambda: None):
         pass
     assert [path.name for path in (tmp_path / "minari").iterdir()] == ["kept"]
 
 
-def test_changed_bytes_are_a_problem(originals):
+def test_changed_bytes_and_missing_files_that_were_kept_are_a_problem(originals):
     assert list(originals.problems()) == []
     (originals.files / "data/one").write_bytes(DATA[::-1])
     (problem,) = originals.problems()
     assert SHA in problem
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_missing_files_are_a_problem_of_what_was_kept(originals, kept):
-    originals.begin(DATASET, [], kept=kept)
     (originals.files / "data/one").unlink()
-    assert len(list(originals.problems())) == kept
+    assert list(originals.problems()) == []
+    originals.begin(DATASET, [], kept=True)
+    assert len(list(originals.problems())) == 1
 
 
-@pytest.mark.parametrize(
-    "document", ["{", "[]", '{"files": []}', '{"files": [{"path": "../up", "size": 1, "checksum": "md5:0"}]}']
-)
-def test_a_damaged_record_is_a_format_error(originals, document):
-    (originals.folder / "fetched.json").write_text(document)
-    with pytest.raises(FormatError):
-        originals.record()
-
-
-def test_a_record_cannot_lead_out_of_its_folder(originals):
+def test_a_damaged_record_is_a_format_error(originals):
     path = originals.folder / "fetched.json"
-    path.write_text(path.read_text().replace("data/one", "../../one"))
+    outside = path.read_text().replace("data/one", "../../one")
+    for document in ("{", "[]", '{"files": []}', '{"files": [{"path": "../up", "size": 1, "checksum": "md5:0"}]}'):
+        path.write_text(document)
+        with pytest.raises(FormatError):
+            originals.record()
+    path.write_text(outside)
     with pytest.raises(FormatError, match="outside"):
         originals.record()
 
@@ -106,7 +96,7 @@ def test_parts_count_as_present(originals):
     assert originals.present(DATASET) == 4
 
 
-def test_files_of_an_older_state_go(originals):
+def test_files_of_an_older_state_are_removed(originals):
     for name in ("data/old", "data/one.part", "data/2/gone"):
         path = originals.files / name
         path.parent.mkdir(exist_ok=True)
@@ -115,7 +105,7 @@ def test_files_of_an_older_state_go(originals):
     assert sorted(path.name for path in originals.files.rglob("*")) == ["data", "one", "one.part"]
 
 
-def test_what_the_remote_has_changed_is_neither_kept_nor_asked_for(originals):
+def test_a_file_that_the_remote_changed_is_removed(originals):
     originals.begin(DATASET, [], kept=True)
     newer = replace(DATASET, files=(replace(DATASET.files[0], checksum="md5:0"), *DATASET.files[1:]))
     originals.begin(newer, [], kept=False)
@@ -136,8 +126,8 @@ def test_only_the_files_of_a_request_are_seen(originals):
 
 
 @pytest.fixture
-def other(originals):
-    """Another process that wants the folder: it prints `waiting`, then, once it has it, whether it is there."""
+def waiting(originals):
+    """Starts another process, which waits for the folder; once it has it, it prints whether the folder is there."""
     code = (
         "import sys, pathlib\n"
         "from rbtool.core.remote.originals import Originals\n"
@@ -148,27 +138,23 @@ def other(originals):
 
     def start() -> subprocess.Popen[str]:
         root = originals.folder.parents[2]
-        return subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "waiting\n"
+        return process
 
     return start
 
 
-def test_one_process_at_a_time(originals, other):
+@pytest.mark.parametrize("removed", [False, True])
+def test_one_process_at_a_time_has_the_folder(originals, waiting, removed):
     with originals.lock(lambda: None):
-        process = other()
-        assert process.stdout.readline() == "waiting\n"
+        process = waiting()
+        if removed:
+            originals.remove()  # then the other process makes a new one
     assert process.communicate(timeout=HANG)[0] == "True\n"
 
 
-def test_whoever_waited_for_a_folder_that_is_gone_has_a_new_one(originals, other):
-    with originals.lock(lambda: None):
-        process = other()
-        assert process.stdout.readline() == "waiting\n"
-        originals.remove()
-    assert process.communicate(timeout=HANG)[0] == "True\n"
-
-
-def test_what_has_come_is_more_than_the_record_of_it(originals):
+def test_an_empty_file_is_not_counted_as_fetched(originals):
     assert originals.has_any()
     (originals.files / "data/one").write_bytes(b"")
     assert not originals.has_any()
@@ -250,26 +236,24 @@ def _names(root: Path) -> None:
 
 
 def _listing(root: Path) -> None:
-    from rbtool.core.format.converter import Catalogue
-
     CatalogueFile(root, "minari", "key").save(Catalogue("test:", "2026-01-01T00:00:00Z", (), (), False))
 
 
 @pytest.mark.parametrize(("place", "write"), [("minari", _names), ("minari/.catalogue", _listing)])
-def test_nothing_is_remembered_behind_a_link(root, outside, place: str, write: Callable[[Path], None]) -> None:
+def test_nothing_is_written_behind_a_link(root, outside, place: str, write: Callable[[Path], None]) -> None:
     plant(root / place, outside)
     with pytest.raises(UsageError, match="is a symbolic link"):
         write(root)
 
 
-def test_statistics_are_remembered_behind_no_link(root: Path, outside: Path, tmp_path: Path) -> None:
+def test_statistics_are_written_behind_no_link(root: Path, outside: Path, tmp_path: Path) -> None:
     plant(root / ".stats", outside)
     StatsStore(root).save(write_walks(tmp_path / "walks", [(3, "terminated")]), "", [], [])
 
 
 @pytest.mark.parametrize("place", ["minari", "minari/deep", "minari/deep/a-v0"])
 @pytest.mark.parametrize("replace", [True, False])
-def test_datasets_are_put_behind_no_link(root: Path, outside: Path, place: str, replace: bool) -> None:
+def test_datasets_are_published_behind_no_link(root: Path, outside: Path, place: str, replace: bool) -> None:
     plant(root / place, outside)
     staging = Staging(root / "minari" / "deep" / "a-v0", replace=replace, below=root)
     with pytest.raises(UsageError, match=f"{place} is a symbolic link"), staging:

@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from static_server import StaticServer
 
 from rbtool.core.errors import DatasetNotFoundError, FormatError
 from rbtool.core.format.converter import Catalogue, Ids, RemoteDataset, RemoteFile, Source
-from rbtool.core.format.episodes import EpisodeRanges
 from rbtool.core.remote.fetch import fetch_files
 from rbtool.core.remote.http import HttpSource
 from rbtool.core.testing.sources import SourceTests
@@ -36,124 +36,116 @@ class SoundSource(HttpSource):
         return {path.partition("/")[2]: [f"{self.remote}{path}"] for path in paths}
 
 
-class ListsTwice(SoundSource):
-    def list_ids(self) -> Ids:
-        return Ids(("a-v0", "a-v0"))
+def broken(**methods: Callable[..., Any]) -> type[Source]:
+    """The sound source with other methods."""
+    return type("Broken", (SoundSource,), methods)
 
 
-class ListsNothing(SoundSource):
-    def list_ids(self) -> Ids:
-        return Ids(())
+def lists(*ids: str) -> type[Source]:
+    return broken(list_ids=lambda source: Ids(ids))
 
 
-class ListsOthersNextTime(SoundSource):
-    def list_ids(self) -> Ids:
-        return Ids(("a-v0", f"b-v{next(COUNTER)}"))
+def describes(change: Callable[[RemoteDataset], RemoteDataset], found: str | None = None) -> type[Source]:
+    """A source that changes what it looks up, or looks up another dataset than the one that it is asked for."""
+
+    def look_up(source: SoundSource, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
+        return change(SoundSource.look_up(source, found or dataset_id, revision, totals))
+
+    return broken(look_up=look_up)
 
 
-class LeavesOutOfTheCatalogue(SoundSource):
-    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        found = super().list_catalogue(known, progress)
-        return replace(found, entries=found.entries[:1])
+def catalogues(change: Callable[[Catalogue], Catalogue], *, heard: bool = True) -> type[Source]:
+    def list_catalogue(source: SoundSource, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
+        return change(SoundSource.list_catalogue(source, known, progress if heard else lambda done, total: None))
+
+    return broken(list_catalogue=list_catalogue)
 
 
-class HasNoProgress(SoundSource):
-    def list_catalogue(self, known: Catalogue | None, progress: Callable[[int, int], None]) -> Catalogue:
-        return super().list_catalogue(known, lambda done, total: None)
+def fetches(
+    choose: Callable[[Sequence[RemoteFile], Path], Sequence[RemoteFile]] = lambda files, folder: files,
+    spoil: Callable[[Sequence[RemoteFile], Path], object] = lambda files, folder: None,
+    heard: bool = True,
+) -> type[Source]:
+    """A source that downloads the files which `choose` returns, and then changes something in the folder."""
+
+    def download(source: SoundSource, files: Any, folder: Path, progress: Any, note: Any) -> None:
+        SoundSource.download(source, choose(files, folder), folder, progress if heard else lambda amount: None, note)
+        spoil(files, folder)
+
+    return broken(download=download)
 
 
-class DescribesWhatIsNotThere(SoundSource):
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        return replace(super().look_up("a-v0", revision, totals), id=dataset_id)
+def without_files(files: Sequence[RemoteFile], folder: Path) -> Sequence[RemoteFile]:
+    for file in files:
+        (folder / file.path).unlink(missing_ok=True)
+    return files
 
 
-class DescribesAnother(SoundSource):
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        return super().look_up("b-v0", revision, totals)
+def cut(files: Sequence[RemoteFile], folder: Path) -> None:
+    for file in files:
+        (folder / file.path).write_bytes((folder / file.path).read_bytes()[:-1])
 
 
-class DescribesWithoutFiles(SoundSource):
-    def addresses(self, dataset_id: str) -> Mapping[str, Sequence[str]]:
-        return {}
+def probe(source: SoundSource, path: str, addresses: Sequence[str], checksum: str | None = None) -> RemoteFile:
+    found = SoundSource.probe(source, path, addresses, checksum)
+    return replace(found, size=found.known_size + 1)
 
 
-class LeadsOutOfTheFolder(SoundSource):
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        found = super().look_up(dataset_id, revision, totals)
-        return replace(found, files=tuple(replace(file, path=f"../{file.path}") for file in found.files))
+def fail(source: SoundSource) -> None:
+    SoundSource.on_close(source)
+    raise RuntimeError("cannot be closed")
 
 
-class DescribesADirectory(SoundSource):
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        found = super().look_up(dataset_id, revision, totals)
-        return replace(found, files=(*found.files, found.files[0]))
+def versioned(found: RemoteDataset) -> RemoteDataset:
+    return replace(found, files=(replace(found.files[0], version=str(next(COUNTER))), *found.files[1:]))
 
 
-class DescribesOtherwiseNextTime(SoundSource):
-    def look_up(self, dataset_id: str, revision: str | None, totals: bool) -> RemoteDataset:
-        found = super().look_up(dataset_id, revision, totals)
-        return replace(found, files=(replace(found.files[0], version=str(next(COUNTER))), *found.files[1:]))
+def outside(found: RemoteDataset) -> RemoteDataset:
+    return replace(found, files=tuple(replace(file, path=f"../{file.path}") for file in found.files))
 
 
-class AnnouncesAnotherSize(SoundSource):
-    def probe(self, path: str, addresses: Sequence[str], checksum: str | None = None) -> RemoteFile:
-        found = super().probe(path, addresses, checksum)
-        return replace(found, size=found.known_size + 1)
-
-
-class NeedsOthers(SoundSource):
-    def choose_files(self, dataset: RemoteDataset, episodes: EpisodeRanges) -> Sequence[RemoteFile]:
-        return [replace(dataset.files[0], path="another")]
-
-
-class BringsNothing(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        progress(sum(file.known_size for file in files))
-
-
-class BringsHalf(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, progress, note)
-        for file in files:
-            (folder / file.path).write_bytes((folder / file.path).read_bytes()[:-1])
-
-
-class KeepsWhatIsDamaged(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        absent = [file for file in files if not (folder / file.path).exists()]
-        super().download(absent, folder, progress, note)
-
-
-class FetchesEachTime(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        for file in files:
-            (folder / file.path).unlink(missing_ok=True)
-        super().download(files, folder, progress, note)
-
-
-class CountsNothing(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, lambda amount: None, note)
-
-
-class LeavesOthersBehind(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        super().download(files, folder, progress, note)
-        (folder / "index.html").write_text("")
-
-
-class IgnoresTheSwitch(SoundSource):
-    def download(self, files, folder, progress, note) -> None:  # type: ignore[no-untyped-def]
-        fetch_files(files, folder, self.transport, progress=progress, note=note)
-
-
-class FailsWhenClosed(SoundSource):
-    def on_close(self) -> None:
-        super().on_close()
-        raise RuntimeError("cannot be closed")
-
-
-SABOTEURS = list(SoundSource.__subclasses__())
+SABOTEURS: dict[str, dict[str, type[Source]]] = {
+    "test_ids_are_sorted_and_reproducible": {
+        "an id twice": lists("a-v0", "a-v0"),
+        "no ids": lists(),
+        "other ids next time": broken(list_ids=lambda source: Ids(("a-v0", f"b-v{next(COUNTER)}"))),
+    },
+    "test_the_catalogue_has_the_same_ids": {
+        "an entry too few": catalogues(lambda found: replace(found, entries=found.entries[:1])),
+        "no progress": catalogues(lambda found: found, heard=False),
+    },
+    "test_an_unknown_id_is_refused": {"any id": describes(lambda found: replace(found, id="no-a-v0"), "a-v0")},
+    "test_a_description_names_files_inside_its_folder": {
+        "another dataset": describes(lambda found: found, "b-v0"),
+        "no files": broken(addresses=lambda source, dataset_id: {}),
+        "files outside": describes(outside),
+        "a file twice": describes(lambda found: replace(found, files=(*found.files, found.files[0]))),
+    },
+    "test_a_description_is_reproducible": {"another version next time": describes(versioned)},
+    "test_all_files_are_needed_without_a_choice": {
+        "other files": broken(choose_files=lambda source, found, _: [replace(found.files[0], path="another")])
+    },
+    "test_files_are_fetched_once": {
+        "another size": broken(probe=probe),
+        "nothing": fetches(lambda files, folder: []),
+        "a part": fetches(spoil=cut),
+        "each time": fetches(without_files),
+        "uncounted": fetches(heard=False),
+        "another file": fetches(spoil=lambda files, folder: (folder / "index.html").write_text("")),
+    },
+    "test_a_file_of_another_size_is_fetched_again": {
+        "damaged files": fetches(lambda files, folder: [file for file in files if not (folder / file.path).exists()])
+    },
+    "test_the_switch_that_forbids_the_network_is_honoured": {
+        "though forbidden": broken(
+            download=lambda source, files, folder, progress, note: fetch_files(
+                files, folder, source.transport, progress=progress, note=note
+            )
+        )
+    },
+    "test_closing_twice_does_no_harm": {"an error": broken(on_close=fail)},
+}
+"""Sources by the test of the suite that finds what is wrong with them."""
 
 
 @pytest.fixture(autouse=True)
@@ -191,21 +183,22 @@ def test_a_sound_source_passes(tmp_path: Path) -> None:
     assert failures(SoundSource, tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", SABOTEURS, ids=lambda kind: kind.__name__)
-def test_a_saboteur_fails(kind: type[Source], tmp_path: Path) -> None:
-    assert failures(kind, tmp_path)
+@pytest.mark.parametrize(("test", "name"), [(test, name) for test, kinds in SABOTEURS.items() for name in kinds])
+def test_the_suite_finds_a_saboteur(test: str, name: str, tmp_path: Path) -> None:
+    assert test in failures(SABOTEURS[test][name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ids", "catalogue", "describe", "needed", "fetch", "close"])
-def test_the_public_methods_are_final(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"Bad overrides {name}\(\), which does the book-keeping"):
-        type("Bad", (SoundSource,), {name: lambda self: None})
+def test_the_public_methods_are_final() -> None:
+    for name in ("ids", "catalogue", "describe", "needed", "fetch", "close"):
+        with pytest.raises(TypeError, match=rf"Broken overrides {name}\(\), which does the book-keeping"):
+            broken(**{name: lambda self: None})
 
 
 def test_what_a_source_says_is_validated() -> None:
     with pytest.raises(FormatError, match="lists 'a-v0' twice"):
-        ListsTwice().ids()
-    with DescribesAnother() as source, pytest.raises(FormatError, match="answered with 'b-v0', expected 'a-v0'"):
+        lists("a-v0", "a-v0")().ids()
+    another = SABOTEURS["test_a_description_names_files_inside_its_folder"]["another dataset"]
+    with another() as source, pytest.raises(FormatError, match="answered with 'b-v0', expected 'a-v0'"):
         source.describe("a-v0")
     with SoundSource() as source, pytest.raises(DatasetNotFoundError, match="has no dataset c-v0"):
         source.describe("c-v0")
