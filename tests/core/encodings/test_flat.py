@@ -57,6 +57,12 @@ def test_each_observation_is_stored_once(tmp_path: Path, form: Form) -> None:
     assert np.fromfile(saved / "done.memmap", bool).tolist() == [False, False, True, False, True]
     assert np.fromfile(saved / "action.memmap", np.float32).tolist() == [0, 1, 2, 3, 4]
     assert not [path for path in saved.iterdir() if path.name.startswith(("explicit", "next"))]
+    if form == "flat":
+        assert json.loads((saved / "storage_metadata.json").read_text()) == {
+            "metadata": {}, "is_pytree": False, "len": 5, "cursor": 0, "capacity": 5, "shape": [5],
+        }  # fmt: skip
+    write(tmp_path / "border", after=[1, 2, 10, 11, 0])  # a border between episodes is no break
+    assert not (save(tmp_path / "border", tmp_path / "again", form) / "explicit_episodes.memmap").exists()
 
 
 @pytest.mark.parametrize("form", ["flat", "nested"])
@@ -70,14 +76,8 @@ def test_next_rows_that_do_not_follow_are_stored_in_full(tmp_path: Path, form: F
         assert reader.read(("next", "observation"), 1, 5).tolist() == [2, 3, 99, 12]
 
 
-def test_a_border_between_episodes_is_no_break(tmp_path: Path) -> None:
-    write(tmp_path / "dataset", after=[1, 2, 10, 11, 0])
-    saved = save(tmp_path / "dataset", tmp_path / "saved", "flat")
-    assert not (saved / "explicit_episodes.memmap").exists()
-
-
 @pytest.mark.parametrize("form", ["flat", "nested", "h5"])
-def test_root_flags_and_reward_are_stored_where_they_say_something(tmp_path: Path, form: Form) -> None:
+def test_root_flags_and_reward_are_stored_unless_they_are_zero(tmp_path: Path, form: Form) -> None:
     stored = {}
     for flags, reward in (("absent", "set"), ("zero", "zero"), ("set", "absent")):
         plan = DatasetPlan((3,), ("open",), (False,), (), root_flags=flags, root_reward=reward, seed=2)
@@ -93,7 +93,7 @@ def test_root_flags_and_reward_are_stored_where_they_say_something(tmp_path: Pat
         assert stored["set"] > 3 * 3
 
 
-def test_a_root_reward_of_minus_zero_says_something(tmp_path: Path) -> None:
+def test_a_root_reward_of_minus_zero_is_stored(tmp_path: Path) -> None:
     fields = [*FIELDS, Field(("reward",), "float32", (1,), "reward")]
     columns = {field.key: np.zeros((1, *field.shape), field.numpy) for field in fields}
     columns["reward",][:] = -0.0
@@ -102,14 +102,6 @@ def test_a_root_reward_of_minus_zero_says_something(tmp_path: Path) -> None:
         builder.finish([EpisodeRow(0, 1, 0.0, True, False, EndReason.TERMINATED)], Origin(Request("a", "a", "a/a")))
     with open_steps(save(tmp_path / "dataset", tmp_path / "saved", "flat")) as reader:
         assert np.signbit(reader.read(("reward",), 0, 1)).all()
-
-
-def test_storage_metadata(tmp_path: Path) -> None:
-    write(tmp_path / "dataset", after=[1, 2, 3, 11, 12])
-    saved = save(tmp_path / "dataset", tmp_path / "saved", "flat")
-    assert json.loads((saved / "storage_metadata.json").read_text()) == {
-        "metadata": {}, "is_pytree": False, "len": 5, "cursor": 0, "capacity": 5, "shape": [5],
-    }  # fmt: skip
 
 
 def test_tensordict_opens_a_flat_checkpoint(odd: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from rbtool.core.encodings.h5 import Compression, H5Reader, block_bytes, block_s
 from rbtool.core.encodings.hdf5_files import absurd_size, open_h5
 from rbtool.core.encodings.save import load_checkpoint, save_checkpoint
 from rbtool.core.format.contracts import Array
-from rbtool.core.format.manifest import Manifest, Provenance
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.memmap.builder import provenance_step
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.open_steps import open_steps
@@ -51,13 +51,11 @@ def test_leaves_text_and_documents_have_their_places(odd: Path, saved: Path) -> 
         assert h5["explicit_episodes"][:].tolist() == [1, 4]
         assert h5["episodes/length"][:].tolist() == [4, 3, 1, 1, 2, 5]
         assert h5["mask"].chunks is None
-    with h5py.File(saved) as h5:
         lines = h5["episodes_text"][()].decode().split("\n")
         assert json.loads(lines[0]) == {"task": "wash \u2028 3 é"}
         assert h5["source/data%2Flicence.txt"][()].decode() == "© é"
         assert h5["source/raw.bin"][:].tolist() == [0, 255]
         assert h5["source/none"].shape == (0,)
-    with h5py.File(saved) as h5:
         block = h5.userblock_size
     document = json.loads(saved.read_bytes()[:block])
     assert (document["kind"], document["layout"]) == ("checkpoint", "h5")
@@ -108,99 +106,66 @@ def test_rows_are_written_in_batches(odd: Path, tmp_path: Path, monkeypatch, tex
         assert compare_steps(dataset, reader) == []
 
 
-@pytest.mark.parametrize("text", ["zstd", "gzip:0", "gzip:10", "lzf:3", "", "gzip:"])
-def test_other_compression_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="compression"):
-        Compression.parse(text)
-
-
-@pytest.mark.parametrize(("text", "written"), [(None, "none"), ("none", "none"), ("gzip", "gzip:4"), ("lzf", "lzf")])
-def test_compression_has_one_name(text: str | None, written: str) -> None:
-    assert str(Compression.parse(text)) == written
-
-
-def _soft_link(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5["mask"] = h5py.SoftLink("/info/solved")
-
-
-def _external_link(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5["mask"] = h5py.ExternalLink("/etc/passwd", "mask")
-
-
-def _external_storage(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5.create_dataset("mask", (16, 1), bool, external=[("/etc/passwd", 0, 16)])
+def test_compression_has_one_name_and_others_are_refused() -> None:
+    names = {None: "none", "none": "none", "gzip": "gzip:4", "lzf": "lzf"}
+    assert {text: str(Compression.parse(text)) for text in names} == names
+    for text in ("zstd", "gzip:0", "gzip:10", "lzf:3", "", "gzip:"):
+        with pytest.raises(UsageError, match="compression"):
+            Compression.parse(text)
 
 
 def _virtual(h5: h5py.File) -> None:
     layout = h5py.VirtualLayout((16, 1), bool)
     layout[:] = h5py.VirtualSource("/etc/passwd", "mask", (16, 1))
-    del h5["mask"]
     h5.create_virtual_dataset("mask", layout)
 
 
-def _references(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5.create_dataset("mask", (16, 1), h5py.ref_dtype)
+def _assigned(value: Any) -> Callable[[h5py.File], Any]:
+    return lambda h5: h5.__setitem__("mask", value)
 
 
-def _group(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5.create_group("mask")
-
-
-def _shorter(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5["mask"] = np.zeros((15, 1), bool)
-
-
-def _other_type(h5: h5py.File) -> None:
-    del h5["mask"]
-    h5["mask"] = np.zeros((16, 1), np.int8)
-
-
-def _gone(h5: h5py.File) -> None:
-    del h5["mask"]
-
-
-TRICKS = [_soft_link, _external_link, _external_storage, _virtual, _references, _group, _shorter, _other_type, _gone]
+TRICKS: dict[str, Callable[[h5py.File], Any]] = {
+    "soft link": _assigned(h5py.SoftLink("/info/solved")),
+    "external link": _assigned(h5py.ExternalLink("/etc/passwd", "mask")),
+    "external storage": lambda h5: h5.create_dataset("mask", (16, 1), bool, external=[("/etc/passwd", 0, 16)]),
+    "virtual": _virtual,
+    "references": lambda h5: h5.create_dataset("mask", (16, 1), h5py.ref_dtype),
+    "group": lambda h5: h5.create_group("mask"),
+    "shorter": _assigned(np.zeros((15, 1), bool)),
+    "other type": _assigned(np.zeros((16, 1), np.int8)),
+    "gone": lambda h5: None,
+}
+"""What takes the place of a dataset."""
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_only_plain_datasets_are_believed(saved: Path, trick: Callable[[h5py.File], None]) -> None:
+def test_only_plain_datasets_are_read(saved: Path, trick: str) -> None:
     reader = H5Reader(saved)
     with h5py.File(saved, "r+") as h5:
-        trick(h5)
+        del h5["mask"]
+        TRICKS[trick](h5)
     with pytest.raises(CorruptDataError, match="mask"):
         reader.read(("mask",), 0, 16)
     with pytest.raises(CorruptDataError):
         reader.verify_files()
 
 
-def test_a_file_that_grew_is_refused(saved: Path) -> None:
-    saved.write_bytes(saved.read_bytes() + b"\0")
-    with pytest.raises(CorruptDataError, match="the manifest states"):
-        H5Reader(saved)
-
-
 @pytest.mark.parametrize("block", [0, 512, 4096])
-def test_hdf5_of_somebody_else_is_named(tmp_path: Path, block: int) -> None:
+def test_hdf5_of_another_library_is_refused(tmp_path: Path, block: int) -> None:
     with h5py.File(tmp_path / "other.h5", "w", userblock_size=block) as h5:
         h5["observation"] = np.arange(3)
     with pytest.raises(FormatError, match="an HDF5 file not written by rbtool"):
         open_steps(tmp_path / "other.h5")
 
 
-def test_a_manifest_without_data_is_named(saved: Path, tmp_path: Path) -> None:
-    (tmp_path / "cut.h5").write_bytes(saved.read_bytes()[:600])
-    with pytest.raises(CorruptDataError, match="no HDF5 data follow"):
-        open_steps(tmp_path / "cut.h5")
-
-
-def test_nonsense_behind_a_manifest_is_named(saved: Path) -> None:
+def test_a_file_that_was_cut_grew_or_lost_its_data_is_refused(saved: Path) -> None:
     data = saved.read_bytes()
+    saved.write_bytes(data + b"\0")
+    with pytest.raises(CorruptDataError, match="the manifest states"):
+        H5Reader(saved)
+    saved.write_bytes(data[:600])
+    with pytest.raises(CorruptDataError, match="no HDF5 data follow"):
+        open_steps(saved)
     block = data.index(b"\x89HDF")
     saved.write_bytes(data[: block + 8] + b"\xff" * (len(data) - block - 8))
     with open_steps(saved) as reader, pytest.raises(CorruptDataError, match="HDF5 cannot read"):
@@ -275,19 +240,14 @@ def test_a_damaged_index_hides_no_chunk(libver: str, chunks: int, node: str, tmp
     "how",
     [{"compression": "gzip"}, {"compression": "lzf"}, {"compression": "gzip", "shuffle": True, "fletcher32": True}],
 )
-def test_chunks_as_people_write_them_are_taken(how: dict[str, Any], tmp_path: Path) -> None:
+def test_usual_chunks_are_accepted(how: dict[str, Any], tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, 3 << 20, np.uint8)
     with h5py.File(tmp_path / "x.h5", "w") as h5:
-        h5.create_dataset(
-            "x", data=np.frombuffer(np.random.default_rng(1).bytes(3 << 20), "u1"), chunks=(3 << 20,), **how
-        )
+        h5.create_dataset("x", data=noise, chunks=noise.shape, **how)
     open_h5(tmp_path / "x.h5").close()
 
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-
-def _with_step(manifest: Manifest, step: Provenance) -> Manifest:
-    return replace(manifest, provenance=(*manifest.provenance, step))
 
 
 @pytest.fixture
@@ -295,7 +255,7 @@ def manifest(tmp_path: Path) -> Manifest:
     return write_walks(tmp_path / "walks", [(2, "open")])
 
 
-def test_what_is_written_is_read(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_block_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
     size = block_size(manifest)
     (tmp_path / "file").write_bytes(block_bytes(manifest, size) + SIGNATURE)
     found, found_size = read_block(tmp_path / "file")
@@ -315,12 +275,12 @@ def test_white_space_that_was_changed_is_found(manifest: Manifest, tmp_path: Pat
 def test_the_block_has_room_for_any_history(manifest: Manifest) -> None:
     size = block_size(manifest)
     assert size & (size - 1) == 0
-    longer = manifest
-    for number in range(10):
-        longer = _with_step(longer, provenance_step("step", {"number": number, "path": "x" * 200}, {}))
+    steps = [provenance_step("step", {"number": number, "path": "x" * 200}, {}) for number in range(10)]
+    longer = replace(manifest, provenance=(*manifest.provenance, *steps))
     assert block_size(longer) == size
     block_bytes(longer, size)
-    longer = _with_step(manifest, provenance_step("step", {"path": "x" * 100_000}, {}))
+    step = provenance_step("step", {"path": "x" * 100_000}, {})
+    longer = replace(manifest, provenance=(*manifest.provenance, step))
     assert len(block_bytes(longer, block_size(longer))) == block_size(longer) == 1 << 17
     size = block_size(replace(manifest, steps=0, episodes=0))
     block_bytes(replace(manifest, steps=10**18, episodes=10**18), size)

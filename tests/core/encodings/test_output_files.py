@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,12 @@ def test_every_stream_gets_its_bytes_in_order(sizes: list[list[int]], block: int
         blocks.finish()
     assert [stream.data for stream in streams] == [b"".join(rows.tobytes() for rows in parts) for parts in arrays]
     assert all(stream.finished for stream in streams)
+    stream, apart = Kept(), np.arange(24).reshape(4, 6)[:, ::2]  # rows that do not lie together are copied
+    with Blocks() as blocks:
+        blocks.begin(stream)
+        blocks.append(apart)
+        blocks.finish()
+    assert stream.data == apart.tobytes()
 
 
 def write_nine(stream: Stream) -> None:
@@ -64,21 +71,12 @@ def write_nine(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [1, 3, 9])
-def test_what_fails_in_the_background_is_raised(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
+def test_failures_in_the_background_are_raised(monkeypatch: pytest.MonkeyPatch, fails_at: int) -> None:
     monkeypatch.setattr("rbtool.core.encodings.output_files._BLOCK", 8)
     before = threading.active_count()
     with pytest.raises(OSError, match="no more"):
         write_nine(Kept(fails_at))
     assert threading.active_count() == before
-
-
-def test_rows_that_do_not_lie_together_are_copied() -> None:
-    stream, rows = Kept(), np.arange(24).reshape(4, 6)[:, ::2]
-    with Blocks() as blocks:
-        blocks.begin(stream)
-        blocks.append(rows)
-        blocks.finish()
-    assert stream.data == rows.tobytes()
 
 
 def write(path: Path) -> None:
@@ -95,8 +93,24 @@ def test_hdf5_reads_what_was_written(tmp_path: Path) -> None:
         assert h5["group/c"][:].tolist() == list(range(1000))
 
 
-@pytest.mark.parametrize("failing", range(1, 12))
-@pytest.mark.parametrize("operation", ["pwrite", "truncate"])
+@pytest.mark.parametrize(
+    ("module", "error", "raised"),
+    [
+        (fs, KeyboardInterrupt(), KeyboardInterrupt),
+        (os, OSError(errno.ENOSPC, "No space left on device"), OutOfSpaceError),
+    ],
+)
+def test_an_interrupt_and_a_full_disk_are_kept(tmp_path: Path, monkeypatch, module, error, raised) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "pwrite", fail)
+    with pytest.raises(raised):
+        write(tmp_path / "file.h5")
+
+
+@each("failing", range(1, 12))
+@each("operation", ["pwrite", "truncate"])
 def test_the_first_failure_is_kept_and_hdf5_closes(tmp_path: Path, monkeypatch, failing: int, operation: str) -> None:
     sound, calls = getattr(fs, operation), 0
 
@@ -116,24 +130,6 @@ def test_the_first_failure_is_kept_and_hdf5_closes(tmp_path: Path, monkeypatch, 
         else:
             write(tmp_path / "file.h5")
     write(tmp_path / "after.h5")
-
-
-def test_an_interrupt_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fs, "pwrite", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "file.h5")
-
-
-def test_a_full_disk_inside_the_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OutOfSpaceError, match="no space is left"):
-        write(tmp_path / "file.h5")
 
 
 def test_reading_behind_the_end_gives_zeros(tmp_path: Path) -> None:

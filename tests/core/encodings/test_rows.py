@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,20 +52,20 @@ def test_every_step_has_its_episode(lengths: list[int]) -> None:
     assert [bounds.before(step) for step in range(sum(lengths))] == expected.tolist()
 
 
-@pytest.mark.parametrize("lengths", [[2, 0, 1], [3, 1]])
+@each("lengths", [[2, 0, 1], [3, 1]])
 def test_lengths_that_do_not_add_up_are_refused(lengths: list[int]) -> None:
     with pytest.raises(CorruptDataError, match="here: start and length"):
         Boundaries(table(lengths), 3, "here")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+@each("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 def test_bits_are_compared(dtype: str) -> None:
     one = np.array([[0.0, 1.0], [np.nan, 1.0], [0.0, 1.0], [5.0, 1.0]], dtype)
     other = np.array([[0.0, 1.0], [np.nan, 1.0], [-0.0, 1.0], [5.0, 2.0]], dtype)
     assert differing_rows(one, other).tolist() == [2, 3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("dtype", "shape"),
     [("uint8", (3,)), ("uint8", ()), ("bool", (5, 1)), ("int16", (3,)), ("int64", ()), ("int8", (0,))],
 )
@@ -112,7 +113,7 @@ def test_rows_that_differ_are_named(pair: tuple[Path, Path], monkeypatch: pytest
     assert compare(*pair) == [Difference("mask", "rows differ", 3, 4, 13)]
 
 
-def test_a_column_of_the_episode_table(pair: tuple[Path, Path]) -> None:
+def test_columns_of_the_episode_table_are_compared(pair: tuple[Path, Path]) -> None:
     path = pair[1] / EPISODES / "has_seed.memmap"
     path.write_bytes(bytes([1, 1, 0]))
     relist(pair[1])
@@ -130,10 +131,8 @@ def test_text_of_episodes_is_compared(pair: tuple[Path, Path]) -> None:
 
 
 WIDER = replace(PLAN, leaves=(replace(LEAVES[0], shape=(3,)),))
-LONGER, FEWER = (
-    replace(PLAN, lengths=(3, 4, 3)),
-    replace(PLAN, lengths=(3, 6), endings=("open",) * 2, jumps=(False,) * 2),
-)
+LONGER = replace(PLAN, lengths=(3, 4, 3))
+FEWER = replace(PLAN, lengths=(3, 6), endings=("open",) * 2, jumps=(False,) * 2)
 WIDE = "float32 [2] against float32 [3]"
 
 
