@@ -9,19 +9,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from cases import each
 from hypothesis import given
 from hypothesis import strategies as st
+from made_datasets import write_fields
 
 import rbtool
 from rbtool.core.engine.tasks import ResultRefused
 from rbtool.core.errors import SchemaError, UsageError
-from rbtool.core.format.contracts import Piece
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
 from rbtool.core.robots.action_space import FORMS, OF_CHUNKS, ChangeActionSpace, Group, Layout, Runs, rotation
 from rbtool.core.robots.deployment import ActionMapping
 from rbtool.core.ted.schema import Field, role_of
-from rbtool.core.testing.datasets import write_pieces
 from rbtool.core.testing.operations import OperationTests, sample_block
 
 EULER = [f"euler-{''.join(order)}" for axes in ("xyz", "XYZ") for order in itertools.permutations(axes)]
@@ -60,7 +60,7 @@ def test_euler_angles_are_turns_one_after_another(angles, order):
 
 
 @given(UNIT, ANGLES)
-def test_axis_angle_and_quaternions_are_the_textbooks(axis, angle):
+def test_axis_angle_and_quaternions_are_those_of_textbooks(axis, angle):
     expected = about(axis, angle)
     np.testing.assert_allclose(rotation("axis-angle").matrix(np.array([axis * angle]))[0], expected, atol=1e-12)
     wxyz = np.array([math.cos(angle / 2), *(axis * math.sin(angle / 2))])
@@ -81,7 +81,7 @@ SPECIAL += [((0.6, 0.8, 0), 1e-9), ((0, 0.6, 0.8), math.pi)]
 
 @pytest.mark.parametrize("how", ROTATIONS)
 @given(UNIT, ANGLES)
-def test_each_way_of_writing_a_rotation_is_undone(how, axis, angle):
+def test_matrices_come_back_from_each_representation(how, axis, angle):
     matrices = np.array([about(a, t) for a, t in [(axis, angle), *SPECIAL]])
     written = rotation(how).numbers(matrices)
     assert written.shape == (len(matrices), rotation(how).width)
@@ -117,7 +117,7 @@ def space_of(*texts, **widths):
 @pytest.mark.parametrize("form", FORMS)
 @given(st.sampled_from(ROTATIONS), st.sampled_from(ROTATIONS), st.sampled_from(ROTATIONS),
        st.sampled_from(["body", "world"]), st.integers(0, 2**32), st.booleans())  # fmt: skip
-def test_what_is_made_relative_comes_back(kind, form, given_as, made_as, state_as, frame, seed, single):
+def test_inverse_undoes_forward(kind, form, given_as, made_as, state_as, frame, seed, single):
     rng = np.random.default_rng(seed)
     lead, length = (5,), () if single or form == "step" else (7,)
     actions, states = chunk_of(kind, given_as, rng, *lead, *length), chunk_of(kind, state_as, rng, *lead)
@@ -204,12 +204,12 @@ class TestChangePoses(OperationTests):
         return (*fields, field), Block(block.columns | {("turn",): BlockColumn("float64", turns)}, block.pieces, 0)
 
 
-def made_rows(texts, actions, states, lengths, key="action"):
+def made_rows(texts, actions, states, lengths):
     """The actions of episodes of these lengths after the operation."""
-    flags = {("next", name): BlockColumn("bool", np.zeros((len(actions), 1), bool)) for name in ("done", "terminated")}
-    columns = {("action",): BlockColumn(actions.dtype.name, actions),
-               ("observation", "state"): BlockColumn(states.dtype.name, states), **flags}  # fmt: skip
-    fields = tuple(Field(k, c.dtype, c.values.shape[1:], role_of(k)) for k, c in columns.items())
+    flags = {("next", name): np.zeros((len(actions), 1), bool) for name in ("done", "terminated")}
+    held = {("action",): actions, ("observation", "state"): states, **flags}
+    columns = {key: BlockColumn(values.dtype.name, values) for key, values in held.items()}
+    fields = tuple(Field(key, one.dtype, one.values.shape[1:], role_of(key)) for key, one in columns.items())
     whole = [True] * len(lengths)
     block = Block(columns, Pieces.of(range(len(lengths)), lengths, whole, whole), 0)
     work = ProgramProcessor(program_of({"action_space": list(texts)}), fields)
@@ -245,7 +245,7 @@ def test_numbers_between_groups_move_along_and_float32_stays():
     np.testing.assert_array_equal(made[:, 11:], actions[:, 5:])
 
 
-@pytest.mark.parametrize(
+@each(
     ("texts", "words"),
     [
         (["0:6"], "'' is not a kind of group"),
@@ -271,7 +271,7 @@ def test_numbers_between_groups_move_along_and_float32_stays():
         (["control[0:2]=numbers"], "'control', which is not a field"),
     ],
 )
-def test_what_makes_no_sense_is_told(texts, words):
+def test_groups_that_make_no_sense_are_refused(texts, words):
     rows = np.zeros((2, 7))
     with pytest.raises(UsageError, match=words):
         made_rows(texts, rows, rows, [2])
@@ -289,22 +289,14 @@ def test_numbers_that_are_no_rotation_are_refused():
 @pytest.fixture
 def robot(tmp_path):
     """A dataset of three episodes with poses and a gripper."""
-    rng, pieces = np.random.default_rng(5), []
-    for number, length in enumerate((9, 12, 5)):
+    rng, episodes = np.random.default_rng(5), []
+    for length in (9, 12, 5):
         poses = np.cumsum(rng.normal(size=(length + 1, 6)) * 0.2, 0).astype(np.float32)
         actions = np.concatenate([poses[1:] + 0.01, rng.random((length, 1))], 1).astype(np.float32)
-        columns = {("observation", "state"): poses, ("action",): actions, ("reward",): np.ones(length)}
-        ends = np.arange(length) == length - 1
-        pieces.append(Piece(number, columns, ends, np.zeros(length, bool), first=True, last=True))
-    write_pieces(tmp_path / "robot", FIELDS, pieces)
-    return tmp_path / "robot"
+        episodes.append({"observation.state": poses, "action": actions, "reward": np.ones(length)})
+    return write_fields(tmp_path / "robot", *episodes)
 
 
-FIELDS = (
-    (Field(("observation", "state"), "float32", (6,), "observation"), "state"),
-    (Field(("action",), "float32", (7,), "action"), "step"),
-    (Field(("reward",), "float64", (), "reward"), "result"),
-)
 POSE = "0:6=pose,from=axis-angle,to=6d-rows,state=observation.state"
 
 
@@ -315,7 +307,7 @@ def changed(robot, name, **operations):
 
 
 @pytest.mark.parametrize(("bounds", "width"), [("0:1", 1), ("1:0", 1), ("100:-20", 1), ("0:1", 2)])
-def test_a_gripper_on_its_way_is_where_it_arrives(bounds, width):
+def test_a_moving_gripper_has_the_state_that_it_arrives_at(bounds, width):
     """As Octo and OpenVLA prepare Open X-Embodiment: binarised backwards in time, in each episode."""
     start, stop = map(float, bounds.split(":"))
     shares = np.array([0.0, 0.3, 0.96, 0.7, 0.02, 0.4, 0.6, 0.4, 0.6, 1.0, 0.5])
@@ -356,7 +348,7 @@ def test_windows_become_relative_to_the_sampled_step(robot, form):
     assert sorted(rows) == list(range(26))
 
 
-def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):
+def test_statistics_are_of_whole_relative_chunks(robot):
     space = rbtool.action_space(changed(robot, "made", action_space=f"{POSE},as=relative"))
     plain = rbtool.load_dataset(robot, windows={"action": (0, 4)})[:]
     whole = ~plain["is_pad", "action"].any(-1)
@@ -373,7 +365,7 @@ def test_statistics_are_of_whole_chunks_as_they_are_learned(robot):
         space.statistics(100)
 
 
-def test_deltas_of_rows_are_undone_step_by_step_and_normalised_ones_too(robot):
+def test_normalised_deltas_are_undone_step_by_step(robot):
     path = changed(robot, "made", action_space=f"{POSE},as=delta")
     scaled = rbtool.preprocess(path, None, robot.parent / "scaled", operations={"normalize": "action"}, num_workers=0)
     space = rbtool.action_space(scaled.path / ".rbtool/manifest.json")  # a manifest is enough
@@ -390,7 +382,7 @@ def test_deltas_of_rows_are_undone_step_by_step_and_normalised_ones_too(robot):
     torch.testing.assert_close(learned, rows["action"][1], atol=1e-4, rtol=0)
 
 
-def test_the_manifest_tells_what_was_done_and_names_become_numbers(robot):
+def test_the_manifest_records_groups_as_ranges_and_explains_them(robot):
     path = changed(robot, "made", action_space=["6:=gripper,from=0:1,to=1:0", f"{POSE},as=relative"])
     manifest = json.loads((path / ".rbtool/manifest.json").read_text())
     [operation] = manifest["provenance"][-1]["arguments"]["operations"]
@@ -400,7 +392,7 @@ def test_the_manifest_tells_what_was_done_and_names_become_numbers(robot):
     assert "action[9:10]=gripper,from=1:0,to=0:1" in notes[1]
 
 
-def test_metadata_about_the_old_actions_are_left_out():
+def test_metadata_about_the_old_actions_is_left_out():
     about = {"features": {"action": {"names": ["r", "p", "y"]}, "observation.state": {"names": ["a"]}}}
     documents = {"meta/info.json": json.dumps(about).encode(), "meta/stats.json": b"{}", "meta/modality.json": b"{}"}
     turned = ChangeActionSpace(("0:3=rotation,from=euler-xyz,to=axis-angle",)).documents(documents)
@@ -411,7 +403,7 @@ def test_metadata_about_the_old_actions_are_left_out():
     assert moved == {"meta/info.json": documents["meta/info.json"]}
 
 
-def test_what_cannot_be_undone_is_refused(robot):
+def test_an_action_space_that_cannot_be_undone_is_refused(robot):
     with pytest.raises(UsageError, match="no action space of"):
         rbtool.action_space(changed(robot, "plain", clip_reward="-9:9"))
     made = changed(robot, "made", action_space=f"{POSE},as=relative", normalize="action")
@@ -422,7 +414,7 @@ def test_what_cannot_be_undone_is_refused(robot):
         rbtool.action_space(made)
 
 
-def test_actions_and_states_that_do_not_fit_are_told():
+def test_actions_and_states_that_do_not_fit_are_refused():
     space = space_of("0:2=numbers,as=relative,state=state", "2=numbers,as=step,state=state[0]", action=3, state=2)
     with pytest.raises(UsageError, match="state is missing"):
         space.inverse(np.zeros(3))

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from made_datasets import write_fields
 
 import rbtool
 from rbtool.core.errors import UsageError
@@ -43,13 +45,22 @@ class TestRenameTask(OperationTests):
         return RenameTask("pick", "pick the cube")
 
 
+def preprocessed(source, name="made", *, pipeline=(), **operations):
+    """The folder `name` beside a dataset, made anew by operations, or by those of a pipeline in their order."""
+    how = {"operations": operations}
+    if pipeline:
+        how = {"pipeline": source.with_name("pipeline.toml")}
+        how["pipeline"].write_text(pipeline_text(Program(tuple(pipeline))))
+    return rbtool.preprocess(source, None, source.with_name(name), num_workers=0, force=True, **how).path
+
+
 def told(texts=TEXTS, **operations):
     for operation in program_of(operations).on_rows:
         texts = operation.texts(range(len(texts)), texts)
     return texts
 
 
-def test_a_task_is_set_for_the_episodes_that_are_named():
+def test_a_task_is_set_for_named_episodes():
     found = told(task=["0:2=lift = high", "3=fold"])
     assert found[:2] == [
         {"language_instruction": "lift = high", "scene": "kitchen"},
@@ -79,25 +90,24 @@ def test_a_task_is_renamed_wherever_it_is():
         ({"rename_task": ["pick=place", "pick=lift"]}, "gives 'pick' two texts, 'place' and 'lift'"),
     ],
 )
-def test_what_is_not_there_is_told(operations, words):
+def test_tasks_that_make_no_sense_are_refused(operations, words):
     with pytest.raises(UsageError, match=words):
         told(**operations)
 
 
 def test_a_dataset_gets_tasks_and_keeps_them_when_rows_are_dropped(tmp_path):
+    def tasks(path):
+        lines = (path / ".rbtool/episodes_text.jsonl").read_text().splitlines()
+        return [json.loads(line)["language_instruction"] for line in lines]
+
     write_walks(tmp_path / "a", [(length, "terminated") for length in (3, 4, 2)])
-    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations={"task": ["0:2=pick", "2=place"]}, num_workers=0)
-    chosen = {"episodes": "1:", "where": "observation[0] > -9", "rename_task": "place=put down"}
-    rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations=chosen, num_workers=0)
-    lines = (tmp_path / "c/.rbtool/episodes_text.jsonl").read_text().splitlines()
-    assert [json.loads(line)["language_instruction"] for line in lines] == ["pick", "put down"]
-    both = {"task": "0=lift", "rename_task": "lift=raise"}
-    rbtool.preprocess(tmp_path / "b", None, tmp_path / "e", operations=both, num_workers=0)
-    lines = (tmp_path / "e/.rbtool/episodes_text.jsonl").read_text().splitlines()
-    assert [json.loads(line)["language_instruction"] for line in lines] == ["raise", "pick", "place"]
+    named = preprocessed(tmp_path / "a", "b", task=["0:2=pick", "2=place"])
+    part = preprocessed(named, "c", episodes="1:", where="observation[0] > -9", rename_task="place=put down")
+    assert tasks(part) == ["pick", "put down"]
+    assert tasks(preprocessed(named, "d", task="0=lift", rename_task="lift=raise")) == ["raise", "pick", "place"]
     with pytest.raises(UsageError, match="no episode has the task 'pik'; did you mean 'pick'"):
-        rbtool.preprocess(tmp_path / "b", None, tmp_path / "d", operations={"rename_task": "pik=x"}, num_workers=0)
-    assert not (tmp_path / "d").exists()
+        preprocessed(named, "e", rename_task="pik=x")
+    assert not (tmp_path / "e").exists()
 
 
 def test_rows_with_tasks_of_their_own_change_with_their_episodes(tmp_path):
@@ -116,8 +126,7 @@ def test_rows_with_tasks_of_their_own_change_with_their_episodes(tmp_path):
     write_pieces(tmp_path / "a", fields, pieces)
 
     def told(**operations):
-        rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations=operations, num_workers=0, force=True)
-        found = rbtool.load_dataset(tmp_path / "b")[:]
+        found = rbtool.load_dataset(preprocessed(tmp_path / "a", **operations))[:]
         pairs = zip(found["language_instruction"].numpy(), found["language_instruction_length"].tolist(), strict=True)
         return [row[:size].tobytes().decode() for row, size in pairs]
 
@@ -213,9 +222,8 @@ def test_idle_ends_are_cut_off_and_ends_and_returns_stay(tmp_path):
         for flag in ("terminated", "success"):
             assert mine["next", flag].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one == 0]
         assert mine["next", "truncated"].squeeze(-1).tolist() == [False] * (len(mine) - 1) + [one != 0]
-    assert (rows["next", "observation", "state"][:-1] == rows["observation", "state"][1:])[
-        number[:-1] == number[1:]
-    ].all()
+    inside = number[:-1] == number[1:]
+    assert torch.equal(rows["next", "observation", "state"][:-1][inside], rows["observation", "state"][1:][inside])
 
 
 def test_rows_can_be_cut_off_by_number(tmp_path):
@@ -285,10 +293,13 @@ def test_actions_are_held_and_deltas_summed(tmp_path):
     np.testing.assert_allclose(same["observation", "state"], states[:-1], atol=1e-5)
 
 
-def test_the_rate_that_metadata_state_is_changed(tmp_path):
+def test_the_rate_in_the_metadata_is_changed():
     documents = Resample(5.0).documents({"meta/info.json": b'{"fps": 10, "a": 1}', "other.json": b"{}"})
     assert json.loads(documents["meta/info.json"]) == {"fps": 5.0, "a": 1}
     assert documents["other.json"] == b"{}"
+    documents = {"meta/info.json": b'{"fps": 30}', "meta/stats.json": b"{}"}
+    assert Retime(30).documents(documents) == documents
+    assert json.loads(Retime(20).documents(documents)["meta/info.json"]) == {"fps": 20}
 
 
 def test_the_first_steps_are_taken_in_a_run_of_their_own(tmp_path):
@@ -296,8 +307,7 @@ def test_the_first_steps_are_taken_in_a_run_of_their_own(tmp_path):
     with pytest.raises(UsageError, match="num_frames would cut an episode that resample makes rows of"):
         rbtool.preprocess(here, None, tmp_path / "1", operations={"resample": "5"}, num_frames=7)
     cut = rbtool.preprocess(here, None, tmp_path / "1", operations={"retime": 10}, num_frames=7, num_workers=0)
-    rbtool.preprocess(cut.path, None, tmp_path / "2", operations={"resample": "5"}, num_workers=0)
-    with open_steps(tmp_path / "2") as reader:
+    with open_steps(preprocessed(cut.path, resample="5")) as reader:
         assert "late" not in reader.episode_text[0]["language_events"]
 
 
@@ -348,13 +358,8 @@ def test_language_stays_in_its_rows(tmp_path, text, runs, heard):
     kinds = {"resample": Resample, "retime": Retime}
     with contextlib.nullcontext() if isinstance(heard, dict) else pytest.raises(UsageError, match=heard):
         for number, run in enumerate(runs, start=1):
-            asked = {"operations": run}
-            if isinstance(run, list):
-                program = Program(tuple(kinds[name](fps) for name, fps in run))
-                (tmp_path / "order.toml").write_text(pipeline_text(program))
-                asked = {"pipeline": tmp_path / "order.toml"}
-            rbtool.preprocess(here, None, tmp_path / f"{number}", num_workers=0, **asked)
-            here = tmp_path / f"{number}"
+            asked = {"pipeline": [kinds[name](fps) for name, fps in run]} if isinstance(run, list) else run
+            here = preprocessed(here, f"{number}", **asked)
         rows = rbtool.load_dataset(here, texts=True)[:]
         said = rows["language_events"] if "language_events" in rows.keys() else [[]] * len(rows)  # noqa: SIM118
         pairs = zip(rows["timestamp"].tolist(), said, strict=True)
@@ -373,11 +378,10 @@ def test_bfloat16_is_converted_once(tmp_path):
         columns = {("observation", "state"): values, ("action",): values[:3]}
         write_pieces(tmp_path / kind, fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
         ways = "20,from=10,observation.state[1:4]=axis-angle,action[1:4]=axis-angle"
-        rbtool.preprocess(tmp_path / kind, None, tmp_path / f"{kind}_b", operations={"resample": ways}, num_workers=0)
-        found[kind] = rbtool.load_dataset(tmp_path / f"{kind}_b")[:]
+        found[kind] = rbtool.load_dataset(preprocessed(tmp_path / kind, resample=ways))[:]
     for key in (("observation", "state"), "action"):
-        expected = found["float32"][key].float().numpy()
-        np.testing.assert_allclose(found["bfloat16"][key].float().numpy(), expected, rtol=1e-2, atol=1e-3)
+        expected = found["float32"][key].float()
+        torch.testing.assert_close(found["bfloat16"][key].float(), expected, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -410,19 +414,12 @@ def slerp(one, other, share):
 def test_rotations_are_turned_and_not_interpolated_number_by_number(tmp_path, how):
     turns = np.array(QUATERNIONS)
     numbers = rotation(how).numbers(rotation("quat-wxyz").matrix(turns))
-    width = numbers.shape[1]
-    signs = np.array([1, -1, -1, 1])[:, None] if how.startswith("quat") else 1  # as recorders write them
-    fields = (
-        (Field(("observation", "state"), "float64", (1 + width,), "observation"), "state"),
-        (Field(("action",), "float32", (width,), "action"), "step"),
-    )
-    states = np.concatenate([np.arange(4.0)[:, None], numbers * signs], 1)
-    ends = np.arange(3) == 2
-    columns = {("observation", "state"): states, ("action",): (numbers * signs)[:3].astype(np.float32)}
-    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
+    if how.startswith("quat"):
+        numbers = numbers * np.array([1, -1, -1, 1])[:, None]  # as recorders write them
+    states = np.concatenate([np.arange(4.0)[:, None], numbers], 1)
+    columns = {"reward": np.zeros(3), "observation.state": states, "action": numbers[:3].astype(np.float32)}
     ways = f"40,from=10,observation.state[1:]={how},action[:]={how}"
-    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", operations={"resample": ways}, num_workers=0)
-    rows = rbtool.load_dataset(tmp_path / "b")[:]
+    rows = rbtool.load_dataset(preprocessed(write_fields(tmp_path / "a", columns), resample=ways))[:]
     between = [slerp(turns[place], turns[place + 1], step / 4) for place in range(3) for step in range(4)]
     expected = rotation("quat-wxyz").matrix(np.array([*between, turns[3]]))
     state = np.concatenate([rows["observation", "state"], rows["next", "observation", "state"][-1:]])
@@ -433,78 +430,53 @@ def test_rotations_are_turned_and_not_interpolated_number_by_number(tmp_path, ho
     np.testing.assert_allclose(rotation(how).matrix(rows["action"].double().numpy())[:9], expected[:9], atol=1e-5)
 
 
-def test_rotations_that_are_known_are_not_interpolated_as_numbers(tmp_path):
-    rows = Field(("action",), "float32", (7,), "action")
-    ends = np.arange(3) == 2
-    columns = {("action",): np.zeros((3, 7), np.float32), ("observation",): np.zeros((4, 1), np.float32)}
-    fields = [(rows, "step"), (Field(("observation",), "float32", (1,), "observation"), "state")]
-    source = tmp_path / "poses"
-    write_pieces(source, fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
-    space = {"action_space": "0:6=pose,from=axis-angle,to=6d-rows"}
-    rbtool.preprocess(source, None, tmp_path / "six", operations=space, num_workers=0)
+def test_known_rotations_are_not_interpolated_as_numbers(tmp_path):
+    columns = {"reward": np.zeros(3), "action": np.zeros((3, 7), np.float32), "observation": np.zeros((4, 1))}
+    source = write_fields(tmp_path / "poses", columns)
+    six = preprocessed(source, "six", action_space="0:6=pose,from=axis-angle,to=6d-rows")
+    gripper = preprocessed(six, "gripper", action_space="9=gripper,from=0:1,to=1:0")
+    for poses in (six, gripper):
+        with pytest.raises(UsageError, match=r"action has rotations.*action\[3:9\]=6d-rows"):
+            preprocessed(poses, resample="5,from=10,action=linear")
+    made = preprocessed(six, resample="5,from=10,action=linear,action[3:9]=6d-rows")
+    assert rbtool.load_dataset(made)[:]["action"].shape == (2, 10)
 
-    def resampled(ways):
-        rbtool.preprocess(tmp_path / "six", None, tmp_path / "done", operations={"resample": ways}, num_workers=0)
 
-    with pytest.raises(UsageError, match=r"action has rotations.*action\[3:9\]=6d-rows"):
-        resampled("5,from=10,action=linear")
-    resampled("5,from=10,action=linear,action[3:9]=6d-rows")
-    assert rbtool.load_dataset(tmp_path / "done")[:]["action"].shape == (2, 10)
-    gripper = {"action_space": "9=gripper,from=0:1,to=1:0"}
-    rbtool.preprocess(tmp_path / "six", None, tmp_path / "grip", operations=gripper, num_workers=0)
-    (tmp_path / "six").rename(tmp_path / "first")
-    (tmp_path / "grip").rename(tmp_path / "six")
-    with pytest.raises(UsageError, match=r"action has rotations.*action\[3:9\]=6d-rows"):
-        resampled("5,from=10,action=linear")
+TURN_ARM = ChangeActionSpace(("0:6=pose,from=axis-angle,to=6d-rows",), "arm")
+
+
+def with_arm(folder):
+    """A dataset with the rows 0 to 6 under `arm`, of which the first six are a pose."""
+    rows = np.tile(np.arange(7, dtype=np.float32), (3, 1))
+    return write_fields(folder, {"reward": np.zeros(3), "action": np.zeros((3, 1)), "arm": rows})
 
 
 def test_rotations_of_observations_are_not_interpolated_by_default(tmp_path):
-    ends = np.arange(3) == 2
-    columns = {("action",): np.zeros((3, 1), np.float32), ("state",): np.zeros((3, 6), np.float32)}
-    fields = [
-        (Field(("action",), "float32", (1,), "action"), "step"),
-        (Field(("state",), "float32", (6,), "observation"), "step"),
-    ]
-    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
-    space = ChangeActionSpace(("0:6=pose,from=axis-angle,to=6d-rows",), "state")
-    pipeline = tmp_path / "p.toml"
-    pipeline.write_text(pipeline_text(Program((space,))))
-    rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", pipeline=pipeline, num_workers=0)
-    with pytest.raises(UsageError, match=r"state has rotations.*state\[3:9\]=6d-rows"):
-        rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations={"resample": "5,from=10"}, num_workers=0)
-    for ways in ("5,from=10,state[3:9]=6d-rows", "5,from=10,state=nearest"):
-        asked = {"resample": ways}
-        rbtool.preprocess(tmp_path / "b", None, tmp_path / "c", operations=asked, num_workers=0, force=True)
-    rbtool.preprocess(tmp_path / "b", None, tmp_path / "d", operations={"rename": "state=arm.pose"}, num_workers=0)
-    with pytest.raises(UsageError, match=r"arm.pose has rotations.*arm.pose\[3:9\]=6d-rows"):
-        rbtool.preprocess(tmp_path / "d", None, tmp_path / "c", operations={"resample": "5,from=10"}, num_workers=0)
+    turned = preprocessed(with_arm(tmp_path / "a"), "turned", pipeline=[TURN_ARM])
+    with pytest.raises(UsageError, match=r"arm has rotations.*arm\[3:9\]=6d-rows"):
+        preprocessed(turned, resample="5,from=10")
+    for ways in ("5,from=10,arm[3:9]=6d-rows", "5,from=10,arm=nearest"):
+        preprocessed(turned, resample=ways)
+    renamed = preprocessed(turned, "renamed", rename="arm=robot.pose")
+    with pytest.raises(UsageError, match=r"robot.pose has rotations.*robot.pose\[3:9\]=6d-rows"):
+        preprocessed(renamed, resample="5,from=10")
 
 
 def test_operations_of_one_run_know_what_those_before_them_make(tmp_path):
-    ends = np.arange(3) == 2
-    columns = {("action",): np.zeros((3, 1), np.float32), ("state",): np.tile(np.arange(7, dtype=np.float32), (3, 1))}
-    fields = [
-        (Field(("action",), "float32", (1,), "action"), "step"),
-        (Field(("state",), "float32", (7,), "observation"), "step"),
-    ]
-    write_pieces(tmp_path / "a", fields, [Piece(0, columns, ends, ends & False, first=True, last=True)])
-    space = ChangeActionSpace(("0:6=pose,from=axis-angle,to=6d-rows",), "state")
+    source = with_arm(tmp_path / "a")
 
     def made(*operations):
-        (tmp_path / "order.toml").write_text(pipeline_text(Program((space, *operations))))
-        given = {"pipeline": tmp_path / "order.toml", "num_workers": 0, "force": True}
-        return rbtool.preprocess(tmp_path / "a", None, tmp_path / "b", **given)
+        return preprocessed(source, pipeline=[TURN_ARM, *operations])
 
-    with pytest.raises(UsageError, match=r"state has rotations.*state\[3:9\]=6d-rows"):
+    with pytest.raises(UsageError, match=r"arm has rotations.*arm\[3:9\]=6d-rows"):
         made(Resample(5.0, 10.0))
     with pytest.raises(UsageError, match=r"pose has rotations.*pose\[3:9\]=6d-rows"):
-        made(Rename("state", "pose"), Resample(5.0, 10.0, ("state=nearest",)))
-    made(Resample(5.0, 10.0, ("state[3:9]=6d-rows",)))
-    made(ChangeActionSpace(("9:=gripper,from=0:10,to=0:1",), "state"))
-    rows = rbtool.load_dataset(tmp_path / "b")[:]["state"]
-    np.testing.assert_allclose(rows[:, 9], 0.6, atol=1e-6)
-    with pytest.raises(UsageError, match=r"goes beyond the 10 numbers of state"):
-        made(ChangeActionSpace(("10=gripper,from=0:10,to=0:1",), "state"))
+        made(Rename("arm", "pose"), Resample(5.0, 10.0, ("arm=nearest",)))
+    made(Resample(5.0, 10.0, ("arm[3:9]=6d-rows",)))
+    scaled = made(ChangeActionSpace(("9:=gripper,from=0:10,to=0:1",), "arm"))
+    np.testing.assert_allclose(rbtool.load_dataset(scaled)[:]["arm"][:, 9], 0.6, atol=1e-6)
+    with pytest.raises(UsageError, match=r"goes beyond the 10 numbers of arm"):
+        made(ChangeActionSpace(("10=gripper,from=0:10,to=0:1",), "arm"))
 
 
 @given(st.integers(1, 40), st.floats(1, 60), st.floats(1, 60))
@@ -532,10 +504,7 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"trim_idle": "1:1:observation.image,count"}, "trim-idle leaves no rows"),
         ({"resample": "0"}, "resample is 0 steps per second"),
         ({"resample": "1e12,from=50"}, "resample is 1e\\+12 steps per second, expected 1e-06 to"),
-        (
-            {"resample": "1e6,from=50"},
-            "resample makes 20,000 steps of each one, from 50 to 1e\\+06 per second",
-        ),
+        ({"resample": "1e6,from=50"}, "resample makes 20,000 steps of each one, from 50 to 1e\\+06 per second"),
         ({"resample": "5,action=cubic"}, "HOW is nearest, linear, hold, sum"),
         ({"resample": "5,count=linear"}, "count is int64, which cannot be linear"),
         ({"resample": "5,reward=hold"}, "cannot be hold"),
@@ -546,11 +515,10 @@ def test_rewards_add_up_at_every_rate(length, fps, source):
         ({"resample": "5"}, "needs the rate of the steps"),
     ],
 )
-def test_what_makes_no_sense_for_an_arm_is_told(tmp_path, operations, words):
+def test_operations_that_make_no_sense_for_an_arm_are_refused(tmp_path, operations, words):
     source = arm(tmp_path / "arm", [(np.zeros((4, 2)), np.zeros(3))])
     if operations == {"resample": "5"}:
-        rbtool.preprocess(source, None, tmp_path / "plain", operations={"exclude": "timestamp"}, num_workers=0)
-        source = tmp_path / "plain"
+        source = preprocessed(source, "plain", exclude="timestamp")
     with pytest.raises(UsageError, match=words):
         done(source, **operations)
 
@@ -580,12 +548,6 @@ def test_time_stamps_count_frames(tmp_path):
     assert np.array_equal(stamps, (frames / 30).astype(np.float32))
     out = rbtool.export(result.path, tmp_path / "lerobot", to="lerobot").path
     assert not any("tolerance_s" in note for note in rbtool.convert(out, tmp_path / "again").notes)
-
-
-def test_the_stated_rate_is_that_of_the_time_stamps():
-    documents = {"meta/info.json": b'{"fps": 30}', "meta/stats.json": b"{}"}
-    assert Retime(30).documents(documents) == documents
-    assert json.loads(Retime(20).documents(documents)["meta/info.json"]) == {"fps": 20}
 
 
 @pytest.mark.parametrize(("fps", "message"), [
