@@ -79,91 +79,45 @@ def circle() -> Any:
     return lambda x: around
 
 
-ALIKE = [
-    lambda: made(),
-    lambda: made(2.5),
-    lambda: made([1, {"a": (2, None)}]),
-    lambda: made({"b", "a", "cc"}),
-    lambda: made(np.arange(6).reshape(2, 3)),
-    lambda: made(np.arange(12).reshape(2, 6)[:, ::2]),
-    lambda: made(torch.arange(6.0)),
-    lambda: made(torch.arange(6.0)[2:]),
-    lambda: made(np.float32(2)),
-    lambda: made(np.float32(3)),
-    lambda: made(np.float64(3)),
-    lambda: made(np.array([1, "a"], object)),
-    lambda: made(np.array([2, "a"], object)),
-    lambda: made(Point(1, 2)),
-    lambda: made(Point(1, 3)),
-    lambda: made(Slotted(1)),
-    lambda: made(Slotted(2)),
-    lambda: made(OrderedDict(a=1)),
-    lambda: made(OrderedDict(a=2)),
-    lambda: made(defaultdict(int, a=1)),
-    lambda: made(defaultdict(int, a=2)),
-    lambda: made(Counter("a")),
-    lambda: made(Counter("b")),
-    lambda: made(deque([1])),
-    lambda: made(deque([2])),
-    lambda: made(bytearray(b"a")),
-    lambda: made(bytearray(b"b")),
-    lambda: made(slice(1)),
-    lambda: made(slice(2)),
-    lambda: made(Path("a")),
-    lambda: made(Path("b")),
-    lambda: made(re.compile("a")),
-    lambda: made(re.compile("b")),
-    lambda: made(timedelta(1)),
-    lambda: made(timedelta(2)),
-    lambda: made(torch.float32),
-    lambda: made(torch.float64),
-    lambda: made(np.dtype("f4")),
-    lambda: made(np.dtype("f8")),
-    lambda: made(torch.nn.Linear(1, 1).requires_grad_(False).apply(lambda m: m.weight.fill_(1) and m.bias.fill_(2))),
-    lambda: functools.partial(helper, y=3),
-    lambda: functools.partial(helper, y=4),
-    lambda: Scale(3.0),
-    lambda: Scale(4.0),
-    lambda: Scale(3.0).method,
-    lambda: Scale(4.0).method,
-    lambda: helper,
-    lambda: made,
-    lambda: np.sqrt,
-    lambda: len,
-    lambda: Scale,
-    lambda: kind_of(1),
-    lambda: kind_of(2),
-    lambda: kind_of(1)(),
-    lambda: kind_of(2)(),
-    lambda: kind_of(2)().helper,
-    lambda: kind_of(1, kind_of(3)),
-    lambda: kind_of(1, kind_of(4)),
-    lambda: kind_of(1, torch.nn.Module),
-    lambda: made(kind_of(5)),
-    lambda: functools.partial(kind_of(1), y=3),
-    lambda: kind_with(key="a"),
-    lambda: kind_with(key="b"),
-    lambda: kind_with(key=property(lambda self: 1)),
-    lambda: kind_with(key=property(lambda self: 2)),
-    lambda: kind_with(key=staticmethod(lambda: 1)),
-    lambda: kind_with(key=staticmethod(lambda: 2)),
-    lambda: kind_with(key=classmethod(lambda cls: 1)),
-    lambda: lambda x, y=1: x,
-    lambda: lambda x, y=2: x,
-    lambda: lambda x: x + 1,
-    lambda: lambda x: x + 2,
-    lambda: lambda x: x.a,
-    lambda: lambda x: x.b,
-]
+def different() -> list[Any]:
+    """Functions and classes of which no two do the same, made anew by each call."""
+    linear = torch.nn.Linear(1, 1).requires_grad_(False).apply(lambda m: m.weight.fill_(1) and m.bias.fill_(2))
+    alone: list[Any] = [1, [1, {"a": (2, None)}], {"b", "a", "cc"}, linear, kind_of(5)]
+    rows = [np.arange(6).reshape(2, 3), np.arange(12).reshape(2, 6)[:, ::2], torch.arange(6.0), torch.arange(6.0)[2:]]
+    numbers: list[Any] = [2.5, np.float32(2), np.float32(3), np.float64(3), torch.float32, torch.float64]
+    numbers += [np.dtype("f4"), np.dtype("f8")]
+    containers = [
+        kind(value)
+        for kind in (
+            Slotted, slice, timedelta, lambda n: Point(1, n), lambda n: np.array([n, "a"], object),
+            lambda n: OrderedDict(a=n), lambda n: defaultdict(int, a=n), lambda n: deque([n]),
+        )
+        for value in (1, 2)
+    ]  # fmt: skip
+    texts = [kind(text) for kind in (Counter, Path, re.compile, lambda text: bytearray(text.encode())) for text in "ab"]
+    functions = [helper, made, np.sqrt, len, lambda x: x + 1, lambda x: x + 2, lambda x: x.a, lambda x: x.b]
+    functions += [lambda x, y=1: x, lambda x, y=2: x, *(functools.partial(helper, y=y) for y in (3, 4))]
+    objects = [Scale, Scale(3.0), Scale(4.0), Scale(3.0).method, Scale(4.0).method]
+    kinds = [kind_of(1), kind_of(2), kind_of(1)(), kind_of(2)(), kind_of(2)().helper]
+    kinds += [
+        functools.partial(kind_of(1), y=3),
+        kind_of(1, kind_of(3)),
+        kind_of(1, kind_of(4)),
+        kind_of(1, torch.nn.Module),
+    ]
+    bodies = ["a", "b", property(lambda self: 1), property(lambda self: 2), staticmethod(lambda: 1)]
+    bodies += [staticmethod(lambda: 2), classmethod(lambda cls: 1)]
+    closures = map(made, [*alone, *rows, *numbers, *containers, *texts])
+    return [*closures, *functions, *objects, *kinds, *(kind_with(key=body) for body in bodies)]
 
 
-def test_equal_functions_are_equal_and_others_are_not() -> None:
-    one, again = ([fingerprint_of(make()) for make in ALIKE] for _ in range(2))
+def test_equal_functions_have_equal_fingerprints_and_others_do_not() -> None:
+    one, again = (list(map(fingerprint_of, different())) for _ in range(2))
     assert one == again
-    assert len(set(one)) == len(one)
+    assert len(set(one)) == len(one) == 74
 
 
-def test_surroundings_count_and_installed_classes_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_globals_count_and_installed_classes_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint_of(made())
     monkeypatch.setitem(globals(), "FACTOR", 3)
     assert fingerprint_of(made()) != before
@@ -172,7 +126,7 @@ def test_surroundings_count_and_installed_classes_are_known_by_name(monkeypatch:
     assert fingerprint_of(kind_of(1, torch.nn.Linear)) == before
 
 
-def test_circles_and_things_that_cannot_be_seen_into_do_no_harm() -> None:
+def test_cycles_and_opaque_objects_have_a_fingerprint() -> None:
     assert fingerprint_of(circle()) == fingerprint_of(circle())
     for one, other in (
         (threading.Lock(), threading.Lock()),
@@ -191,7 +145,7 @@ def test_circles_and_things_that_cannot_be_seen_into_do_no_harm() -> None:
     assert len(fingerprint_of(made(Loud()))) == len(fingerprint_of(Loud())) == 64
 
 
-def test_other_processes_say_the_same(interpreter: Interpreter) -> None:
+def test_other_processes_compute_the_same_fingerprint(interpreter: Interpreter) -> None:
     code = (
         "from rbtool.core.preprocess.functions import fingerprint_of\n"
         "names = {'north', 'south', 'east', 'west'}\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import each
 from tensordict import TensorDict
 from works import SURROUNDINGS, TASKS, Acting, block_of, job_of, started, surroundings, values_of
 
@@ -82,7 +83,7 @@ class All:
     assert find_function(f"{prep(tmp_path, text)}:All.scale").load()(5) == 15
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "message"),
     [
         ("prep.py", "'prep.py' is not understood"),
@@ -91,12 +92,12 @@ class All:
         ("nowhere/prep.py:f", "there is no file nowhere/prep.py"),
     ],
 )
-def test_names_that_say_nothing(name: str, message: str) -> None:
+def test_names_that_are_not_understood_are_refused(name: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         find_function(name)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "message"),
     [
         ("def normalise(x): ...", "normalize", "has no function 'normalize'; did you mean 'normalise'?"),
@@ -108,13 +109,13 @@ def test_names_that_say_nothing(name: str, message: str) -> None:
         ("1 / 0", "f", "cannot be imported: ZeroDivisionError: division by zero"),
     ],
 )
-def test_files_without_the_function(tmp_path: Path, text: str, name: str, message: str) -> None:
+def test_files_without_the_function_are_refused(tmp_path: Path, text: str, name: str, message: str) -> None:
     function = find_function(f"{prep(tmp_path, text)}:{name}")
     with pytest.raises(UsageError, match=message):
         function.load()
 
 
-def test_what_does_not_load_or_travel_is_named() -> None:
+def test_functions_that_cannot_be_loaded_or_sent_are_refused() -> None:
     with pytest.raises(UsageError, match=r"module math has no function 'sqrtt'; did you mean 'sqrt'\?"):
         find_function("math:sqrtt").load()
     with pytest.raises(UsageError, match="module nowhere_51 cannot be imported: ModuleNotFoundError"):
@@ -128,16 +129,16 @@ def test_what_does_not_load_or_travel_is_named() -> None:
         function.load()
 
 
-def test_closures_travel_with_what_they_enclose() -> None:
+def test_closures_are_sent_with_what_they_enclose() -> None:
     offset = 5
     function = find_function(lambda x: x + offset)
-    assert function.label.endswith("test_closures_travel_with_what_they_enclose.<locals>.<lambda>")
+    assert function.label.endswith("test_closures_are_sent_with_what_they_enclose.<locals>.<lambda>")
     assert function.inputs() == {}
     assert function.load()(1) == 6
     assert pickle.loads(pickle.dumps(function.portable())).load()(1) == 6
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "text"),
     [
         (KeyError("x"), "KeyError 'x'"),
@@ -149,19 +150,19 @@ def test_closures_travel_with_what_they_enclose() -> None:
         (StopIteration(), "StopIteration"),
     ],
 )
-def test_errors_in_one_line(error: Exception, text: str) -> None:
+def test_errors_are_shown_in_one_line(error: Exception, text: str) -> None:
     assert error_text(error) == text
 
 
-@pytest.mark.parametrize(("key", "named"), [("('no',)", "'no'"), ("('next', 'no')", "('next', 'no')")])
-def test_the_message_of_another_tensordict_is_understood(key: str, named: str) -> None:
+@each(("key", "named"), [("('no',)", "'no'"), ("('next', 'no')", "('next', 'no')")])
+def test_the_message_of_another_version_of_tensordict_is_understood(key: str, named: str) -> None:
     keys = "_TensorDictKeysView(['a', ('next', 'b'), 'next'],\n    include_nested=True,\n    leaves_only=False)."
     message = f"You are trying to pop key `{key}` which is not in dict without providing default value. Keys={keys}"
     failed = FunctionFailed.of(KeyError(message))
     assert (failed.text, failed.there) == (f"KeyError {named}", ("a", "next.b", "next"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("act", "text", "there"),
     [
         (lambda td: td["no"], "KeyError 'no'", ("a", "next")),
@@ -186,26 +187,25 @@ def double(rows: Any) -> Any:
     return rows.set("twice", rows["observation", "x"] * 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("unit", "vmap", "arguments"),
     [
         ("step", None, {"unit": "step"}), ("episode", None, {"unit": "episode"}),
         ("row", None, {"unit": "row", "vmap": None}), ("row", False, {"unit": "row", "vmap": False}),
     ],
 )  # fmt: skip
-def test_what_the_provenance_says(unit: Unit, vmap: bool | None, arguments: dict[str, Any]) -> None:
+def test_the_provenance_has_the_function_and_its_unit(unit: Unit, vmap: bool | None, arguments: dict[str, Any]) -> None:
     work = FunctionProcessor(find_function("math:sqrt"), unit, vmap)
     assert work.arguments() == {"function": "math:sqrt", **arguments}
     assert (work.whole_episodes, work.needs_probing) == (unit == "episode", unit == "row" and vmap is None)
 
 
-@pytest.mark.parametrize(
-    ("unit", "vmap", "message"),
-    [("steps", None, "unit 'steps' is unknown; known: step, row, episode"), ("step", True, "and the unit is step")],
-)
-def test_units_that_make_no_sense(unit: Any, vmap: bool | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        FunctionProcessor(find_function("math:sqrt"), unit, vmap)
+def test_units_that_make_no_sense_are_refused() -> None:
+    unit: Any = "steps"
+    with pytest.raises(UsageError, match="unit 'steps' is unknown; known: step, row, episode"):
+        FunctionProcessor(find_function("math:sqrt"), unit)
+    with pytest.raises(UsageError, match="and the unit is step"):
+        FunctionProcessor(find_function("math:sqrt"), "step", True)
 
 
 def test_a_function_is_settled_once_and_known_by_its_files(tmp_path: Path) -> None:
@@ -218,12 +218,11 @@ def test_a_function_is_settled_once_and_known_by_its_files(tmp_path: Path) -> No
     assert (list(work.inputs()), work.fingerprint(), work.user_modules()) == (["prep.py", "beside.py"], "", {"beside"})
 
 
-@pytest.mark.parametrize("unit", ["step", "row", "episode"])
+@each("unit", ["step", "row", "episode"])
 def test_a_closure_can_be_sent_and_stays_what_it_is(unit: Unit) -> None:
     offset = 40
-    work = FunctionProcessor(
-        find_function(lambda rows: rows.set("more", rows["observation", "y"] + offset)), unit, None
-    )
+    function = find_function(lambda rows: rows.set("more", rows["observation", "y"] + offset))
+    work = FunctionProcessor(function, unit, None)
     sent = pickle.loads(pickle.dumps(work.portable()))
     assert (sent.label, sent.arguments(), sent.fingerprint()) == (work.label, work.arguments(), work.fingerprint())
     block = started(sent.function.load(), unit).apply(block_of([2, 3]))
@@ -273,7 +272,7 @@ def found(folder: Path, text: str | bytes) -> list[str]:
     return list(imported_modules(folder / "prep.py"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "names"),
     [
         ("import helper", ["helper"]),
@@ -375,14 +374,13 @@ def test_only_the_named_module_comes_from_it(here: Path) -> None:
 
 @pytest.mark.parametrize("init", [True, False])
 def test_a_package_comes_with_its_modules(here: Path, init: bool) -> None:
-    (here / "package_us").mkdir()
-    (here / "package_us" / "one.py").write_text(
-        "from .two import f\ndef g(x):\n  from . import three\n  return three.f(x)"
-    )
-    (here / "package_us" / "two.py").write_text("def f(x): return x + 2")
-    (here / "package_us" / "three.py").write_text("def f(x): return x + 3")
+    package = here / "package_us"
+    package.mkdir()
+    (package / "one.py").write_text("from .two import f\ndef g(x):\n  from . import three\n  return three.f(x)")
+    (package / "two.py").write_text("def f(x): return x + 2")
+    (package / "three.py").write_text("def f(x): return x + 3")
     if init:
-        (here / "package_us" / "__init__.py").touch()
+        (package / "__init__.py").touch()
     assert find_function("package_us.one:f").load()(5) == 7
     assert find_function("package_us.one:g").load()(5) == 8
 

@@ -44,9 +44,12 @@ from rbtool.core.errors import UsageError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
-# What becomes of tasks when the user's code kills, leaves, hangs, floods or forks the worker that runs it.
-
-
+SLOW = pytest.mark.slow
+each_method = pytest.mark.parametrize(
+    "method", ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]
+)
+Start = Callable[..., WorkerPool]
+ALL = {task.index: task.start for task in TASKS}
 LOST = {
     "kill": "a worker process was killed by SIGKILL",
     "exit": "a worker process ended with exit status 3",
@@ -84,7 +87,7 @@ def walks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pool(walks: Path) -> Iterator[Callable[..., WorkerPool]]:
+def pool(walks: Path) -> Iterator[Start]:
     """Forked workers that act."""
     made: list[WorkerPool] = []
 
@@ -110,28 +113,38 @@ def open_descriptors() -> set[int]:
 
 
 def all_but(lost: int) -> dict[int, int]:
-    return {task.index: task.start for task in TASKS if task.index != lost}
+    return {index: first for index, first in ALL.items() if index != lost}
+
+
+def append(file: Path, text: str) -> None:
+    with file.open("a") as opened:
+        opened.write(text)
+
+
+def pid_runs(pid: int) -> bool:
+    """Whether there is such a process, other than one that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_task_that_costs_its_worker_is_tried_by_another(
-    pool: Callable[..., WorkerPool], tmp_path: Path, how: str
-) -> None:
+def test_a_task_that_costs_its_worker_is_tried_by_another(pool: Start, tmp_path: Path, how: str) -> None:
     def act(first: int) -> int:
         if first == 30 and once(tmp_path / "died"):
             die(how, mark_of(tmp_path, os.getpid()))
         return first
 
-    assert answers(pool(act, limits=limits(how))) == {task.index: task.start for task in TASKS}
+    assert answers(pool(act, limits=limits(how))) == ALL
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPool], tmp_path: Path, how: str) -> None:
+def test_a_task_that_costs_each_worker_fails_alone(pool: Start, tmp_path: Path, how: str) -> None:
     tries = tmp_path / "tries"
 
     def act(first: int) -> int:
-        with open(tries, "a") as file:
-            file.write(f"{first}\n")
+        append(tries, f"{first}\n")
         if first == 30:
             die(how, mark_of(tmp_path, os.getpid()))
         return first
@@ -146,13 +159,10 @@ def test_a_task_that_costs_each_worker_fails_alone(pool: Callable[..., WorkerPoo
 
 
 @pytest.mark.parametrize(("error", "tries"), [(FunctionFailed("it", "trace"), 3), (UsageError("never"), 1)])
-def test_errors_that_may_pass_are_tried_again(
-    pool: Callable[..., WorkerPool], tmp_path: Path, error: Exception, tries: int
-) -> None:
+def test_errors_that_may_pass_are_tried_again(pool: Start, tmp_path: Path, error: Exception, tries: int) -> None:
     def act(first: int) -> int:
         if first == 0:
-            with open(tmp_path / "tries", "a") as file:
-                file.write("x")
+            append(tmp_path / "tries", "x")
             raise error
         return first
 
@@ -162,16 +172,22 @@ def test_errors_that_may_pass_are_tried_again(
     assert (tmp_path / "tries").read_text() == tries * "x"
 
 
-def test_no_retries_mean_one_try(pool: Callable[..., WorkerPool]) -> None:
-    found = answers(pool(lambda first: die("exit") if first == 90 else first, limits=Limits(retries=0)))
+@pytest.mark.parametrize("lose", [lambda: die("exit"), lambda: os.closerange(3, 256)], ids=["exit", "closes all"])
+def test_no_retries_mean_one_try(pool: Start, tmp_path: Path, lose: Callable[[], None]) -> None:
+    def act(first: int) -> int:
+        if first == 90:
+            append(tmp_path / "tries", "x")
+            lose()
+        return first
+
+    found = answers(pool(act, limits=Limits(retries=0)))
     assert isinstance(found.pop(9), TaskFailed)
     assert found == all_but(9)
+    assert (tmp_path / "tries").read_text() == "x"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(2), ZeroDivisionError("zero")])
-def test_an_exception_is_an_answer_and_the_worker_continues(
-    pool: Callable[..., WorkerPool], error: BaseException
-) -> None:
+def test_an_exception_is_an_answer_and_the_worker_continues(pool: Start, error: BaseException) -> None:
     def act(first: int) -> int:
         if first == 50:
             raise error
@@ -184,25 +200,25 @@ def test_an_exception_is_an_answer_and_the_worker_continues(
     assert len(set(found.values())) == 1
 
 
-def test_an_answer_that_cannot_be_sent_is_a_failure(pool: Callable[..., WorkerPool]) -> None:
+def test_an_answer_that_cannot_be_sent_is_a_failure(pool: Start) -> None:
     found = answers(pool(lambda first: threading.Lock() if first == 20 else first))
     assert "cannot pickle" in found.pop(2).cause.text
     assert found == all_but(2)
 
 
-def test_tasks_are_assigned_in_order_two_ahead(pool: Callable[..., WorkerPool]) -> None:
+def test_tasks_are_assigned_in_order_two_ahead(pool: Start) -> None:
     tasks = TASKS[::-1]
     assert [task for task, _ in pool(lambda first: first, workers=1).run("measure", tasks)] == tasks
 
 
-def test_the_worker_that_is_called_gets_the_first_task(pool: Callable[..., WorkerPool]) -> None:
+def test_the_worker_that_is_called_gets_the_first_task(pool: Start) -> None:
     executor = pool(lambda first: os.getpid(), workers=3)
     called = executor.call("measure", TASKS[0])
     assert answers(executor)[0] == called
 
 
 @pytest.mark.parametrize("how", ["kill", "hang"])
-def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: Path, how: str) -> None:
+def test_a_call_is_tried_like_a_task(pool: Start, tmp_path: Path, how: str) -> None:
     def act(first: int) -> int:
         if once(tmp_path / f"{first}-1") or (first == 10 and once(tmp_path / f"{first}-2")):
             die(how, mark_of(tmp_path, os.getpid()))
@@ -217,7 +233,7 @@ def test_a_call_is_tried_like_a_task(pool: Callable[..., WorkerPool], tmp_path: 
 
 
 @pytest.mark.parametrize("at_work", [True, False])
-def test_replacements_of_lost_workers_get_the_same_set_up(pool: Callable[..., WorkerPool], at_work: bool) -> None:
+def test_replacements_of_lost_workers_get_the_same_set_up(pool: Start, at_work: bool) -> None:
     executor = pool(lambda first: None, limits=Limits(retries=2))
     executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
     executor.broadcast("use_processor", Acting(counted_set_ups, count_set_up))
@@ -235,13 +251,13 @@ def test_replacements_of_lost_workers_get_the_same_set_up(pool: Callable[..., Wo
     assert at_work or seen.isdisjoint(pid for pid, _ in again)
 
 
-def test_a_broadcast_that_fails_is_raised(pool: Callable[..., WorkerPool]) -> None:
+def test_a_broadcast_that_fails_is_raised(pool: Start) -> None:
     with pytest.raises(WorkerFailed, match="AttributeError") as caught:
         pool(lambda first: first).broadcast("no such method")
     assert "Traceback" in caught.value.trace
 
 
-def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., WorkerPool]) -> None:
+def test_a_processor_that_does_not_load_fails_at_once(pool: Start) -> None:
     def refuse() -> None:
         raise UsageError("not like this")
 
@@ -250,26 +266,21 @@ def test_a_processor_that_does_not_load_fails_at_once(pool: Callable[..., Worker
 
 
 @pytest.mark.parametrize("begin", [lambda: os._exit(5), lambda: die("kill")], ids=["exit", "kill"])
-def test_members_that_die_at_once_are_not_replaced_for_ever(
-    pool: Callable[..., WorkerPool], begin: Callable[[], None]
-) -> None:
+def test_workers_that_die_at_once_are_not_replaced_forever(pool: Start, begin: Callable[[], None]) -> None:
     with pytest.raises(WorkerFailed, match=r"a worker process (ended with exit status 5|was killed by SIGKILL)"):
         answers(pool(lambda first: first, begin=begin))
 
 
-def test_a_child_that_comes_back_from_the_function_is_silenced(pool: Callable[..., WorkerPool]) -> None:
+def test_a_child_that_returns_from_the_function_answers_nothing(pool: Start) -> None:
     def act(first: int) -> int:
         os.fork()
         return os.getpid()
 
-    found = answers(pool(act, workers=1))
-    assert len(set(found.values())) == 1
+    assert len(set(answers(pool(act, workers=1)).values())) == 1
 
 
 @pytest.mark.parametrize("left_behind", ["forked", "spawned", "multiprocessing"])
-def test_what_a_lost_worker_leaves_behind_hides_nothing_and_ends(
-    pool: Callable[..., WorkerPool], tmp_path: Path, left_behind: str
-) -> None:
+def test_processes_of_a_lost_worker_hide_nothing_and_end(pool: Start, tmp_path: Path, left_behind: str) -> None:
     fifo = tmp_path / "held.fifo"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
@@ -311,21 +322,19 @@ def hold(fifo: Path, how: str) -> None:
     os.write(write, b"here")
 
 
-def test_much_that_is_printed_stops_nobody(pool: Callable[..., WorkerPool], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_flood_of_output_blocks_no_worker(pool: Start, capfd: pytest.CaptureFixture[str]) -> None:
     def act(first: int) -> int:
         print("x" * 2_000_000)
         os.write(1, b"y" * 1_000)
         return first
 
-    assert answers(pool(act)) == {task.index: task.start for task in TASKS}
+    assert answers(pool(act)) == ALL
     out, err = capfd.readouterr()
     assert (out, err.count("x"), err.count("y")) == ("", 20_000_000, 10_000)
 
 
 @pytest.mark.parametrize("descriptors", [(0,), (1,), (2,), (0, 1, 2)])
-def test_closed_standard_streams_are_opened_again(
-    pool: Callable[..., WorkerPool], descriptors: tuple[int, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_closed_standard_streams_are_opened_again(pool: Start, descriptors, capfd) -> None:
     def act(first: int) -> int:
         if first == 0:
             for descriptor in descriptors:
@@ -334,17 +343,11 @@ def test_closed_standard_streams_are_opened_again(
             print("heard", file=sys.stderr)
         return first
 
-    assert answers(pool(act, workers=1)) == {task.index: task.start for task in TASKS}
+    assert answers(pool(act, workers=1)) == ALL
     assert capfd.readouterr() == ("", 9 * "heard\n")
 
 
-def test_a_function_that_closes_everything_is_missed(pool: Callable[..., WorkerPool]) -> None:
-    found = answers(pool(lambda first: os.closerange(3, 256) if first == 30 else first, limits=Limits(retries=0)))
-    assert isinstance(found.pop(3), TaskFailed)
-    assert found == all_but(3)
-
-
-def test_closing_the_iterator_stops_those_at_work(pool: Callable[..., WorkerPool], tmp_path: Path) -> None:
+def test_closing_the_iterator_stops_workers_with_a_task(pool: Start, tmp_path: Path) -> None:
     def act(first: int) -> int:
         if first and not (tmp_path / "go").exists():
             signal.pause()
@@ -365,7 +368,7 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> None:
+def test_no_process_and_no_descriptor_stays(pool: Start) -> None:
     before, others = open_descriptors(), children()
     executor = pool(lambda first: die("exit") if first == 10 else first, limits=Limits(retries=3))
     answers(executor)
@@ -379,19 +382,7 @@ def test_no_process_and_no_descriptor_stays(pool: Callable[..., WorkerPool]) -> 
 # The ways to start worker processes, and what each leaves alone.
 
 
-SLOW = pytest.mark.slow
-METHODS = ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)]
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process, other than one that nobody has waited for yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.parametrize("method", METHODS)
+@each_method
 def test_workers_are_processes_of_their_own(
     walks: Path, method: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,15 +403,15 @@ def test_workers_are_processes_of_their_own(
             os.kill(pid, 0)
 
 
-SCRIPT = """
-import atexit, signal, sys, threading
-sys.path.insert(0, STANDINS)
-from works import SURROUNDINGS, TASKS, Acting, job_of, surroundings
+HEAD = f"""
+import atexit, os, signal, sys
+sys.path.insert(0, {str(Path(surroundings.__code__.co_filename).parent)!r})
+from works import TASKS, Acting, job_of, surroundings, wait_for_ever
 from pathlib import Path
 from rbtool.core.engine.tasks import Limits
 from rbtool.core.engine.pool import WorkerPool
-from rbtool.core.engine.pool import default_start_method
-
+"""
+SCRIPT = f"""{HEAD}
 class Kept:
     def __del__(self):
         print("finalised")
@@ -435,38 +426,31 @@ with WorkerPool(job_of(Path(source), Acting(surroundings)), 2, Limits(), method)
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)])
+@each_method
 def test_the_callers_script_runs_and_ends_once(walks: Path, tmp_path: Path, method: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("STANDINS", repr(str(Path(surroundings.__code__.co_filename).parent))))
+    script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(walks), method]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("once\nat exit\nfinalised\n", 0), done.stderr
     assert done.stderr.count("printed") == len(TASKS)
 
 
-WAITING = """
-import os, signal, sys
-sys.path.insert(0, STANDINS)
-from works import SURROUNDINGS, TASKS, Acting, job_of, wait_for_ever
-from pathlib import Path
-from rbtool.core.engine.tasks import Limits
-from rbtool.core.engine.pool import WorkerPool
+WAITING = f"""{HEAD}
 source, method, os.environ["FIFO"] = sys.argv[1:]
 with WorkerPool(job_of(Path(source), Acting(wait_for_ever)), 2, Limits(), method) as pool:
     list(pool.run("measure", TASKS))
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=SLOW), pytest.param("spawn", marks=SLOW)])
+@each_method
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=SLOW, id="SIGINT"), pytest.param(signal.SIGKILL, id="SIGKILL")]
 )
 def test_workers_end_with_their_parent(walks: Path, tmp_path: Path, number: signal.Signals, method: str) -> None:
     fifo = tmp_path / "wait.fifo"
     os.mkfifo(fifo)
-    script = WAITING.replace("STANDINS", repr(str(Path(surroundings.__code__.co_filename).parent)))
-    process = Forked(script, walks, method, fifo)
+    process = Forked(WAITING, walks, method, fifo)
     try:
         with open(fifo, "rb", buffering=0) as waiting:  # opens when the first worker calls the function
             assert waiting.read(1) + waiting.read(1) == b"xx"
@@ -524,7 +508,7 @@ def test_a_lost_server_is_started_again(walks: Path) -> None:
         os.kill(server, signal.SIGKILL)
         found = [answer for _, answer in pool.run("measure", TASKS)]
     assert len(found) == len(TASKS)
-    assert not runs(member)
+    assert not pid_runs(member)
 
 
 def test_the_number_of_a_worker_that_has_ended_may_belong_to_another_process() -> None:
@@ -580,10 +564,9 @@ def test_the_default_is_known_without_torch() -> None:
     assert done.stdout == "fork False\n"
 
 
-def test_another_word_is_refused(walks: Path) -> None:
-    with pytest.raises(
-        UsageError, match="'threads' is not a way to start worker processes, expected fork, forkserver, spawn"
-    ):
+def test_another_method_is_refused(walks: Path) -> None:
+    expected = "'threads' is not a way to start worker processes, expected fork, forkserver, spawn"
+    with pytest.raises(UsageError, match=expected):
         WorkerPool(job_of(walks, Acting(surroundings)), 2, Limits(), "threads")
 
 

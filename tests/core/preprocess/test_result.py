@@ -25,8 +25,6 @@ from rbtool.core.ted.schema import state_keys
 from rbtool.core.testing.datasets import dataset_plans, write_plan, write_walks
 from rbtool.core.testing.storages import same
 
-# What comes out of preprocess, against the same function on the whole dataset at once. One process.
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 STEPS = 20
 
@@ -85,7 +83,7 @@ def shaken(td):
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plan=dataset_plans(max_length=12).filter(lambda plan: plan.lengths), data=st.data())
-def test_the_episode_table_says_what_the_rows_say(plan, data, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_episode_table_agrees_with_the_rows(plan, data, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("plans")
     write_plan(plan, folder / "source")
     steps = data.draw(st.integers(1, sum(plan.lengths)))
@@ -136,7 +134,7 @@ def test_returns_and_ends_follow_the_function_and_reasons_stay_where_flags_do(wa
     ]
 
 
-def test_without_reward_and_flags_the_source_has_the_say(walks: Path, tmp_path: Path) -> None:
+def test_without_reward_and_flags_the_table_is_that_of_the_source(walks: Path, tmp_path: Path) -> None:
     run(walks, lambda td: td.select("observation"), tmp_path / "made")
     before, after = (open_steps(path).episodes.columns() for path in (walks, tmp_path / "made"))
     assert all(np.array_equal(before[name], after[name]) for name in before)
@@ -189,7 +187,7 @@ def test_ends_without_a_flag_are_noted(walks: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "lengths", "reason"), [(20, [6, 1, 9, 4], 2), (7, [6, 1], 1), (11, [6, 1, 4], 3)])
-def test_the_first_steps_only(walks: Path, tmp_path: Path, steps: int, lengths: list[int], reason: int) -> None:
+def test_only_the_first_steps_are_used(walks, tmp_path, steps: int, lengths: list[int], reason: int) -> None:
     ends = []
 
     def look(td):
@@ -224,17 +222,15 @@ def test_an_element_type_that_the_function_changes_is_noted(walks: Path, tmp_pat
     assert note.endswith("changes the element type of observation from float64 to float16")
 
 
-def test_what_the_result_says_of_itself(walks: Path, tmp_path: Path) -> None:
+def test_the_manifest_of_the_result_has_its_provenance(walks: Path, tmp_path: Path) -> None:
     prep = tmp_path / "prep.py"
     prep.write_text("def same(td): return td")
     run(walks, f"{prep}:same", tmp_path / "made", num_frames=9)
     source, made = Manifest.load(walks), Manifest.load(tmp_path / "made")
     step = made.provenance[-1]
     assert made.provenance[:-1] == source.provenance
-    assert (step.verb, step.arguments) == (
-        "preprocess",
-        {"function": "prep.py:same", "unit": "step", "chunk_size": 7, "num_frames": 9, "seed": 0},
-    )
+    asked = {"function": "prep.py:same", "unit": "step", "chunk_size": 7, "num_frames": 9, "seed": 0}
+    assert (step.verb, step.arguments) == ("preprocess", asked)
     assert step.inputs["content_digest"] == source.content_digest
     assert step.inputs["prep.py"].startswith("xxh3-128:")
     assert (made.request.source, made.request.id) == ("preprocess", source.request.id)
@@ -271,7 +267,7 @@ def test_fields_keep_their_roles_and_those_left_out_are_named(walks: Path, tmp_p
     assert not run(walks, scaled, tmp_path / "whole").dropped_keys
 
 
-def test_what_was_told_of_the_source_is_kept_and_not_told_again(tmp_path: Path) -> None:
+def test_notes_of_the_source_are_kept_and_not_returned_again(tmp_path: Path) -> None:
     source = Manifest.load(write_shown(tmp_path / "shown"))
     left = {"exclude": "choice"}
     found = rbtool.preprocess(tmp_path / "shown", dest=tmp_path / "made", operations=left, num_workers=0)
@@ -294,6 +290,8 @@ def test_a_tensordict_folder_without_a_manifest_is_read(walks: Path, tmp_path: P
     TensorDict.load_memmap(walks).clone().memmap(tmp_path / "plain")
     result = run(tmp_path / "plain", scaled, tmp_path / "made")
     assert (result.steps, result.episodes) == (STEPS, 4)
+    whole = scaled(TensorDict.load_memmap(walks).clone())
+    assert same(TensorDict.load_memmap(tmp_path / "made")["observation"], whole["observation"])
 
 
 def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_path: Path) -> None:
@@ -315,12 +313,15 @@ def test_random_numbers_are_seeded_by_the_chunk_and_put_back(walks: Path, tmp_pa
 
 # What is made of a source that is damaged, or that changes meanwhile, is not published, and not gone on with.
 
-MANY = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
+
+def require_alone(walks: Path) -> None:
+    """Nothing was published beside the dataset."""
+    assert sorted(entry.name for entry in walks.parent.iterdir()) == ["walks"]
 
 
 @pytest.fixture
 def many_walks(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", MANY)
+    write_walks(tmp_path / "walks", EPISODES * 5)
     return tmp_path / "walks"
 
 
@@ -340,7 +341,7 @@ def test_a_source_that_changes_meanwhile_is_not_published(many_walks, tmp_path, 
 
     with pytest.raises(rbtool.CorruptDataError, match=r"was changed (while it was read|after it was written)"):
         rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=workers, chunk_size=9)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+    require_alone(many_walks)
 
 
 def test_a_change_that_came_after_the_check_is_seen(many_walks: Path, tmp_path: Path, monkeypatch) -> None:
@@ -352,7 +353,7 @@ def test_a_change_that_came_after_the_check_is_seen(many_walks: Path, tmp_path: 
 
     with pytest.raises(rbtool.CorruptDataError, match=r"walks was changed while it was read"):
         rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=0, chunk_size=9)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+    require_alone(many_walks)
 
 
 def test_damage_ends_the_run_as_soon_as_it_is_known(many_walks: Path, tmp_path: Path, monkeypatch) -> None:
@@ -369,7 +370,7 @@ def test_damage_ends_the_run_as_soon_as_it_is_known(many_walks: Path, tmp_path: 
     with pytest.raises(rbtool.CorruptDataError, match="damaged"):
         rbtool.preprocess(many_walks, function, tmp_path / "made", num_workers=0, chunk_size=1)
     assert len(calls) < 100
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+    require_alone(many_walks)
 
 
 def damaged(file: Path) -> None:
@@ -397,7 +398,7 @@ def test_damage_of_what_is_read_is_seen(many_walks: Path, tmp_path: Path, file: 
     function = None if operations else lambda td: td
     with pytest.raises(rbtool.CorruptDataError, match="was changed after it was written"):
         rbtool.preprocess(many_walks, function, tmp_path / "made", operations=operations, num_workers=0)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["walks"]
+    require_alone(many_walks)
 
 
 def test_chunks_of_other_files_are_not_resumed(many_walks: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that was cut short and gone on with ends as if nothing had happened."""
+"""A run that is resumed gives the result of one that was not interrupted."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_resumed_run_does_only_what_is_left(walks: Path, tmp_path: Path, fail_
     assert [entry.name for entry in sorted(tmp_path.iterdir())] == ["made", "walks", "whole"]
 
 
-def test_what_fails_at_once_leaves_nothing_to_resume(walks: Path, tmp_path: Path, fail_in) -> None:
+def test_a_failure_of_the_first_chunk_leaves_nothing_to_resume(walks: Path, tmp_path: Path, fail_in) -> None:
     fail_in(1)
     with pytest.raises(rbtool.RbtoolError, match="the file server is away") as caught:
         run(walks, noisy, tmp_path / "made")
@@ -136,12 +136,12 @@ def test_another_run_is_not_resumed(walks: Path, tmp_path: Path, fail_in, option
     assert left.exists()
 
 
-def test_resume_with_nothing_to_resume_just_runs(walks: Path, tmp_path: Path, fail_in) -> None:
+def test_resume_without_an_unfinished_run_starts_one(walks: Path, tmp_path: Path, fail_in) -> None:
     assert run(walks, noisy, tmp_path / "made", resume=True).steps == 33
 
 
 @pytest.mark.parametrize("damage", ["rows", "journal end", "journal begin", "leaf"])
-def test_what_was_damaged_since_is_done_again(walks: Path, tmp_path: Path, fail_in, damage: str) -> None:
+def test_damaged_chunks_are_done_again(walks: Path, tmp_path: Path, fail_in, damage: str) -> None:
     left = cut_short(walks, tmp_path / "made", fail_in)
     log = workspace.journal_path(left)
     if damage == "rows":
@@ -211,7 +211,7 @@ def test_a_run_that_ended_while_completing_is_completed(walks: Path, tmp_path: P
     ],
 )  # fmt: skip
 def test_a_run_killed_while_it_removes_a_folder_is_completed(
-    walks: Path, tmp_path: Path, fail_in, monkeypatch: pytest.MonkeyPatch, function, over: bool, gone: tuple[str, ...]
+    walks: Path, tmp_path: Path, fail_in, monkeypatch, function, over: bool, gone: tuple[str, ...]
 ) -> None:
     whole = run(walks, function, tmp_path / "whole")
     if over:

@@ -25,9 +25,6 @@ from rbtool.core.engine.tasks import BackgroundCall, Limits, SerialExecutor, Tas
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.testing.datasets import write_walks
 
-# Whole runs with real worker processes; `test_pool` has what can befall these.
-
-
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")] * 5
 
 
@@ -88,20 +85,14 @@ def leaves(td):
 """
 
 
-def test_an_error_in_a_worker_names_rows_and_shows_its_traceback(walks: Path, tmp_path: Path) -> None:
+def test_an_error_or_the_end_of_a_worker_names_the_rows(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "prep.py").write_text(FAILING)
     with pytest.raises(rbtool.RbtoolError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:raises", tmp_path / "made", num_workers=1, chunk_size=10)
-    assert (
-        str(caught.value) == "prep.py:raises failed on steps 40 to 49 (episodes 8 to 10): ValueError: no such episode"
-    )
+    expected = "prep.py:raises failed on steps 40 to 49 (episodes 8 to 10): ValueError: no such episode"
+    assert str(caught.value) == expected
     assert isinstance(caught.value.__cause__, WorkerTrace)
     assert 'prep.py", line 6, in raises' in str(caught.value.__cause__)
-    assert entries_next_to(walks) == ["walks"]
-
-
-def test_a_worker_that_ends_by_itself_is_missed(walks: Path, tmp_path: Path) -> None:
-    (tmp_path / "prep.py").write_text(FAILING)
     with pytest.raises(rbtool.RbtoolError) as caught:
         rbtool.preprocess(walks, f"{tmp_path}/prep.py:leaves", tmp_path / "made", num_workers=2, chunk_size=10)
     assert str(caught.value) == (
@@ -126,9 +117,7 @@ def test_a_file_that_loads_in_no_worker_is_an_error_in_one_sentence(walks: Path,
         pytest.param("RLIMIT_FSIZE", "the limit on file size is reached", "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(
-    walks: Path, tmp_path: Path, limit: str, message: str, method: str
-) -> None:
+def test_limits_exceeded_in_a_worker_are_errors_of_the_parent(walks, tmp_path, limit, message, method) -> None:
     script = f"""
 import resource, sys
 import rbtool
@@ -228,9 +217,7 @@ def test_others_compute_their_chunks_while_the_first_shows_what_comes_out(walks:
 
 
 @pytest.mark.parametrize("timeout", [None, pytest.param(HANG, marks=pytest.mark.slow)])
-def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
-    walks: Path, tmp_path: Path, timeout: float | None
-) -> None:
+def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(walks, tmp_path, timeout: float | None) -> None:
     first = TedReader(walks).read(("observation",), 0, 1)[0, 0]
 
     def function(td):
@@ -246,7 +233,7 @@ def test_the_error_names_the_chunk_in_which_a_process_ended_ahead(
     assert not (tmp_path / "made").exists()
 
 
-def test_what_fails_only_at_first_passes(walks: Path, tmp_path: Path) -> None:
+def test_chunks_that_fail_once_are_tried_again(walks: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tried"
     folder.mkdir()
 
@@ -261,9 +248,7 @@ def test_what_fails_only_at_first_passes(walks: Path, tmp_path: Path) -> None:
     assert TedReader(tmp_path / "made").manifest.content_digest == TedReader(walks).manifest.content_digest
 
 
-def test_a_failure_does_not_wait_for_the_source_to_be_verified(
-    walks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_does_not_wait_for_the_source_to_be_verified(walks, tmp_path, monkeypatch) -> None:
     done, verified = threading.Event(), list[bool]()
     monkeypatch.setattr(TedReader, "verify_files", lambda self: verified.append(done.wait(HANG)))
 
@@ -284,17 +269,13 @@ def test_a_background_call_returns_or_raises() -> None:
         BackgroundCall(lambda: {}["missing"]).result()
 
 
-def test_calls_in_turn_are_done_in_order() -> None:
+def test_calls_in_turn_are_done_in_order_and_raise_later() -> None:
     found: list[int] = []
     with SerialExecutor() as line:
         for number in range(1000):
             line.do(found.append, number)
         line.finish()
         assert found == list(range(1000))
-
-
-def test_what_a_call_in_turn_raises_comes_out() -> None:
-    with SerialExecutor() as line:
         line.do(lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             line.finish()

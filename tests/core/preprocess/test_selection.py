@@ -17,21 +17,14 @@ from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import Field
 
 
-def taking(
-    folder: Path,
-    lengths: list[int],
-    row_bytes: int = 64,
-    rows=None,
-    steps: int | None = None,
-    final: Final = Final.OBSERVED,
-) -> StepSelection:
-    field = Field(("x",), "uint8", (row_bytes,), "observation")
+def taking(folder: Path, lengths: list[int], steps: int | None = None, final: Final = Final.OBSERVED) -> StepSelection:
+    field = Field(("x",), "uint8", (64,), "observation")
     ended = {"end_reason": EndReason.TRUNCATED, "final": final}
     episodes = [EpisodeRow(n, length, 0.0, False, True, **ended) for n, length in enumerate(lengths)]
     with DatasetBuilder(folder, [field]) as builder:
-        builder.append({("x",): np.zeros((sum(lengths), row_bytes), np.uint8)})
+        builder.append({("x",): np.zeros((sum(lengths), 64), np.uint8)})
         builder.finish(episodes, Origin(Request("t", "t", "t")))
-    return StepSelection(open_steps(folder), rows, steps)
+    return StepSelection(open_steps(folder), None, steps)
 
 
 class Counted:
@@ -55,12 +48,14 @@ def test_the_chunk_size_depends_on_steps_and_rows_alone(steps: int, row_bytes: i
 
 
 @pytest.mark.parametrize(("cores", "chunks", "workers"), [(1, 100, 0), (4, 100, 4), (4, 3, 3), (4, 1, 0)])
-def test_a_worker_a_core_but_no_more_than_chunks(tmp_path, monkeypatch, cores: int, chunks: int, workers: int) -> None:
+def test_there_are_as_many_workers_as_cores_or_chunks(
+    tmp_path, monkeypatch, cores: int, chunks: int, workers: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     assert Plan.of(taking(tmp_path / "few", [chunks * 10]), 10, None, whole_episodes=False).workers == workers
 
 
-def test_workers_asked_for_are_given_as_far_as_there_are_chunks(tmp_path: Path) -> None:
+def test_there_are_not_more_workers_than_chunks(tmp_path: Path) -> None:
     few = taking(tmp_path / "few", [30])
     assert [Plan.of(few, 10, workers, whole_episodes=False).workers for workers in (0, 1, 3, 9)] == [0, 1, 3, 3]
 
@@ -106,12 +101,12 @@ def test_the_last_and_the_middle_task_come_early(tmp_path: Path, count: int) -> 
         assert turn[1:3] == [tasks[-1], tasks[count // 2]]
 
 
-@pytest.mark.parametrize(
-    ("size", "workers", "message"), [(None, -1, "num_workers is -1"), (0, None, "chunk_size is 0")]
-)
-def test_what_cannot_be(tmp_path: Path, size: int | None, workers: int | None, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        Plan.of(taking(tmp_path / "few", [5]), size, workers, whole_episodes=False)
+def test_numbers_that_make_no_sense_are_refused(tmp_path: Path) -> None:
+    few = taking(tmp_path / "few", [5])
+    with pytest.raises(UsageError, match="num_workers is -1"):
+        Plan.of(few, None, -1, whole_episodes=False)
+    with pytest.raises(UsageError, match="chunk_size is 0"):
+        Plan.of(few, 0, None, whole_episodes=False)
 
 
 def test_a_time_limit_needs_a_worker(tmp_path: Path) -> None:

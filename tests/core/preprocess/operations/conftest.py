@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from works import part_of
 
 from rbtool.core.format.episodes import EpisodeTable
 from rbtool.core.preprocess.operations.program import Program, ProgramProcessor, program_of
@@ -76,18 +77,7 @@ def _context(fields: Sequence[Field]) -> Context:
 
 def cut_rows(block: Block, cuts: Sequence[int]) -> list[Block]:
     """Cut a block in front of these rows."""
-    return [_between(block, start, stop) for start, stop in pairwise([0, *sorted(set(cuts)), block.rows])]
-
-
-def _between(block: Block, start: int, stop: int) -> Block:
-    pieces = block.pieces
-    runs = []
-    for episode, begin, rows in zip(pieces.episode, pieces.starts, pieces.rows, strict=True):
-        first, last = max(begin, start), min(begin + rows, stop)
-        if first < last:
-            runs.append((episode, last - first, first == begin, last == begin + rows))
-    columns = {key: BlockColumn(column.dtype, column.values[start:stop]) for key, column in block.columns.items()}
-    return Block(columns, Pieces.of(*(zip(*runs, strict=True) if runs else ((), (), (), ()))), block.first + start)
+    return [part_of(block, start, stop) for start, stop in pairwise([0, *sorted(set(cuts)), block.rows])]
 
 
 def columns_of(blocks: Sequence[Block]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +19,6 @@ from rbtool.core.preprocess.operations.program import program_of
 from rbtool.core.preprocess.processor import BlockColumn
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import as_numbers
-
-# Episodes, filter and where: what is left.
 
 TABLE = EpisodeTable.from_rows(
     [
@@ -32,7 +31,7 @@ TABLE = EpisodeTable.from_rows(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("operations", "left"),
     [
         ({"filter": "length > 50 and return > 200"}, [0, 2]), ({"filter": ["length > 50", "truncated"]}, [2, 3]),
@@ -44,13 +43,10 @@ TABLE = EpisodeTable.from_rows(
 )  # fmt: skip
 def test_episodes_are_chosen_from_the_table(operations, left):
     assert program_of(operations).selects(TABLE).tolist() == left
-
-
-def test_without_such_an_operation_nobody_chooses():
     assert program_of({"select": "action"}).selects(TABLE) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("operations", "words"),
     [
         ({"filter": "lenght > 3"}, "names 'lenght', which does not exist; did you mean 'length'"),
@@ -64,7 +60,7 @@ def test_without_such_an_operation_nobody_chooses():
         ({"episodes": "a"}, "not understood"),
     ],
 )
-def test_choices_that_cannot_be_made(operations, words):
+def test_choices_that_cannot_be_made_are_refused(operations, words):
     with pytest.raises(UsageError, match=words):
         program_of(operations).selects(TABLE)
 
@@ -78,19 +74,16 @@ def test_where_splits_episodes_at_gaps(rows, work, apply, lengths, seed):
     kept = np.flatnonzero(keep)
     ends = np.cumsum(lengths) - 1
     gap_follows = [row not in ends and (row + 1) not in kept for row in kept]
-    names = {
-        ("next", "truncated"): gap_follows,
-        ("next", "done"): [g or r in ends for g, r in zip(gap_follows, kept, strict=True)],
-    }
-    for key, expected in names.items():
-        assert found.columns[key].values[:, 0].tolist() == expected
+    ended = [gap or row in ends for gap, row in zip(gap_follows, kept, strict=True)]
+    assert found.columns["next", "truncated"].values[:, 0].tolist() == gap_follows
+    assert found.columns["next", "done"].values[:, 0].tolist() == ended
     assert np.array_equal(found.columns["next", "terminated"].values[:, 0], np.isin(kept, ends))
     for key in (("observation", "position"), ("next", "observation", "position"), ("action",), ("episode",)):
         assert np.array_equal(found.columns[key].values, block.columns[key].values[kept])
     assert found.pieces.rows.sum() == len(kept)
 
 
-@pytest.mark.parametrize(
+@each(
     ("condition", "rows_left"),
     [
         ("not truncated", [0, 1, 3, 4]), ("next.truncated", [2]), ("flag", [0, 2, 4]), ("flag and not done", [0]),
@@ -98,7 +91,7 @@ def test_where_splits_episodes_at_gaps(rows, work, apply, lengths, seed):
         ("half < 1e9 and half > -1e9 and flag", [0, 2, 4]), ("episode == 1", [3, 4]), ("1 < 2", [0, 1, 2, 3, 4]),
     ],
 )  # fmt: skip
-def test_names_of_rows(rows, do, condition, rows_left):
+def test_rows_are_chosen_by_their_columns(rows, do, condition, rows_left):
     made = rows(
         [3, 2], ("truncated", "terminated"),
         flag=np.array([[True], [False], [True], [False], [True]]), vector=np.arange(10.0).reshape(5, 2),
@@ -108,7 +101,7 @@ def test_names_of_rows(rows, do, condition, rows_left):
     assert do(made, where=condition)["row"].tolist() == rows_left
 
 
-@pytest.mark.parametrize(
+@each(
     ("condition", "words"),
     [
         ("observation > 1", "names 'observation', which does not exist; did you mean 'observation.count'"),
@@ -122,7 +115,7 @@ def test_names_of_rows(rows, do, condition, rows_left):
         ("wave > 1", "complex and have no order"),
     ],
 )
-def test_conditions_that_make_no_sense(rows, do, condition, words):
+def test_conditions_that_make_no_sense_are_refused(rows, do, condition, words):
     with pytest.raises(UsageError, match=words):
         do(rows([2], wave=np.array([1j, 2])), where=condition)
 
@@ -156,7 +149,7 @@ COLUMNS = {
 KNOWN = {name.field: values.dtype == bool for name, values in COLUMNS.items()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("length > 50", [0, 0, 1, 1]),
@@ -186,7 +179,7 @@ def test_conditions_hold_where_they_should(text: str, expected: list[int]) -> No
     assert set(condition.names) <= set(COLUMNS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("", "expected a field or a number, found the end"),
@@ -217,7 +210,7 @@ def test_conditions_hold_where_they_should(text: str, expected: list[int]) -> No
         ("(" * 5000 + "length" + ")" * 5000, "nested less than 100 deep"),
     ],
 )
-def test_anything_else_is_told_with_its_place(text: str, words: str) -> None:
+def test_other_texts_are_refused_with_the_place_of_the_error(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse_condition(text, KNOWN)
 

@@ -34,7 +34,7 @@ def made(rows):
         ({"select": "action", "return_to_go": True, "exclude": "return_to_go"}, {"action", "episode", *ENDS}),
     ],
 )
-def test_what_is_kept(operations, kept, made, do):
+def test_fields_are_kept_with_what_belongs_to_them(operations, kept, made, do):
     assert do(made, **operations).keys() == kept
 
 
@@ -84,7 +84,7 @@ def test_the_length_of_a_text_goes_with_it(rows, work):
         ({"cast": "state=float32", "cat": "state=observation.position"}, "cat makes only after it"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_a_row_is_read(operations, words, made, work):
+def test_names_that_make_no_sense_are_refused_before_a_row_is_read(operations, words, made, work):
     with pytest.raises(UsageError, match=words):
         work(made, **operations)
 
@@ -111,7 +111,7 @@ def test_a_name_that_two_fields_share_is_refused(operations, words, rows, work):
         work((fields, block.__class__(columns, block.pieces, 0)), **operations)
 
 
-def test_fields_are_read_left_out_and_named_as_asked(made, work):
+def test_fields_are_read_left_out_and_renamed_as_requested(made, work):
     known = work(made, select="action", exclude="reward", where="observation.count > 0")
     assert {".".join(key) for key in known.reads(made[0])} == {
         "action", "episode", "observation.count", "next.done", "next.terminated", "next.truncated",
@@ -188,7 +188,7 @@ def test_flatten_makes_one_vector_and_leaves_the_root_alone(rows, do):
     ("more", "renamed"),
     [((), "mission"), (("mission",), "observation_mission"), (("mission.of",), "observation_mission")],
 )
-def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
+def test_flatten_hints_how_to_keep_a_text(rows, do, more, renamed):
     text, length = np.zeros((3, 8), np.uint8), np.zeros((3, 1), np.int64)
     parts = {"observation.mission": text, "observation.mission_length": length}
     parts |= {f"next.{name}": values for name, values in parts.items()} | {name: np.arange(3) for name in more}
@@ -216,6 +216,6 @@ def test_flatten_says_what_to_do_with_text(rows, do, more, renamed):
         ({"cat": "s=a,,b"}, "empty name"),
     ],
 )
-def test_what_cannot_be_joined(rows, do, operations, words):
+def test_fields_that_cannot_be_joined_are_refused(rows, do, operations, words):
     with pytest.raises(UsageError, match=words):
         do(rows([5], **IMAGES), **operations)

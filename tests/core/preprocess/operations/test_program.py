@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale_reward import ScaleReward
@@ -56,9 +57,8 @@ def test_options_come_in_a_fixed_order_and_either_spelling():
     names = [operation.name for operation in program_of(EVERYTHING).operations]
     assert list(dict.fromkeys(names)) == ORDER == [name for name in OPERATIONS if name not in OF_LEAVES]
     assert program_of({"n-step": 2, "gamma": 1}) == program_of({"n_step": 2, "gamma": 1.0})
-    assert program_of({"cat": {"o": ["a", "b"]}, "rename": {"x": "y"}}) == program_of(
-        {"cat": "o=a,b", "rename": ["x=y"]}
-    )
+    mapped, written = {"cat": {"o": ["a", "b"]}, "rename": {"x": "y"}}, {"cat": "o=a,b", "rename": ["x=y"]}
+    assert program_of(mapped) == program_of(written)
     assert program_of({"select": "a", "exclude": None, "flatten": False, "cast": []}) == program_of({"select": ["a"]})
 
 
@@ -67,7 +67,6 @@ def test_files_and_json_give_the_same_program(tmp_path):
     place = tmp_path / "prep.toml"
     place.write_text(pipeline_text(program), encoding="utf-8")
     assert program_of(pipeline=place) == pipeline_program(place) == program
-    program = program_of(EVERYTHING)
     assert program_of_documents(json.loads(json.dumps(program.describe())), "x") == program
 
 
@@ -88,14 +87,13 @@ def test_every_text_and_number_survives_toml(tmp_path_factory, key, pairs, nan):
 
 def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
     place = tmp_path / "prep.toml"
-    place.write_text(
-        '[[operation]]\nname = "flatten"\n\n[[operation]]\nname = "cast"\nkey = "observation"\ndtype = "float16"\n'
-    )
+    cast = '[[operation]]\nname = "cast"\nkey = "observation"\ndtype = "float16"\n'
+    place.write_text(f'[[operation]]\nname = "flatten"\n\n{cast}')
     made = rows([3])
     assert apply(work(made, program_of(pipeline=place)), *made).columns["observation",].dtype == "float16"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("", "has no operations"),
@@ -125,7 +123,7 @@ def test_a_file_may_say_any_order(tmp_path, rows, do, work, apply):
         ("[[operation]\n", "is not TOML"),
     ],
 )  # fmt: skip
-def test_files_that_are_not_understood(tmp_path, text, words):
+def test_files_that_are_not_understood_are_refused(tmp_path, text, words):
     place = tmp_path / "prep.toml"
     place.write_text(text)
     with pytest.raises(UsageError, match=words) as raised:
@@ -134,7 +132,7 @@ def test_files_that_are_not_understood(tmp_path, text, words):
     assert "\n" not in raised.value.message or "TOML" in raised.value.message
 
 
-def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
+def test_missing_files_and_misspelt_keys_are_named(tmp_path, rows, work):
     with pytest.raises(DatasetNotFoundError, match="expected a pipeline file"):
         program_of(pipeline=tmp_path / "no.toml")
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
@@ -147,7 +145,7 @@ def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
         work(rows([2]), program_of(pipeline=place))
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "words"),
     [
         (({},), "there are no operations"),
@@ -158,13 +156,13 @@ def test_files_that_are_not_there_or_misspell_a_key(tmp_path, rows, work):
         (({"rename": "ab"},), "it is written old=new"),
     ],
 )
-def test_options_that_are_not_understood(arguments, words):
+def test_options_that_are_not_understood_are_refused(arguments, words):
     with pytest.raises(UsageError, match=words):
         program_of(*arguments)
 
 
-@pytest.mark.parametrize("keys", ["keys = ['action', 'state']", "keys = ['state']"])
-def test_a_list_that_names_what_is_made_later_is_told_so(keys, tmp_path, rows, work):
+@each("keys", ["keys = ['action', 'state']", "keys = ['state']"])
+def test_a_list_of_fields_that_are_made_later_is_refused(keys, tmp_path, rows, work):
     place = tmp_path / "prep.toml"
     cat = "[[operation]]\nname = 'cat'\nkey = 'state'\nparts = ['action']\n"
     place.write_text(f"[[operation]]\nname = 'select'\n{keys}\n{cat}")
@@ -180,12 +178,7 @@ PROGRAMS = [
     {"flatten": True, "clip_reward": "-1:0.5", "normalize": ["observation", "reward:min-max"]},
     {"n_step": 3, "gamma": 0.9, "normalize": "observation:quantile", "exclude": "episode"},
     {"where": "reward > -0.5", "return_to_go": True, "rename": "observation=state"},
-    {
-        "where": ["observation.position[1] < 1 and not terminated", "1 < 2"],
-        "n_step": 2,
-        "mc_return": True,
-        "gamma": 0.5,
-    },
+    {"where": ["observation.position[1] < 1 and not done", "1 < 2"], "n_step": 2, "mc_return": True, "gamma": 0.5},
 ]
 LENGTHS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 ENDS = st.lists(st.sampled_from(["terminated", "truncated", "open"]), min_size=1, max_size=3)
@@ -254,19 +247,20 @@ def test_a_pipeline_uses_an_operation_of_another_package(tmp_path: Path, monkeyp
     assert pipeline_program(pipeline).operations[0] == ScaleReward(0.5)
 
 
-def test_without_the_package_the_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = installed(tmp_path, monkeypatch, "other = scale_reward:ScaleReward")
-    with pytest.raises(UsageError, match="'scale-reward', which does not exist"):
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("other = scale_reward:ScaleReward", "'scale-reward', which does not exist"),
+        ("scale-reward = pathlib:Path", "pathlib:Path is not an operation"),
+    ],
+)
+def test_a_name_without_an_operation_is_refused(tmp_path: Path, monkeypatch, entry: str, message: str) -> None:
+    pipeline = installed(tmp_path, monkeypatch, entry)
+    with pytest.raises(UsageError, match=message):
         pipeline_program(pipeline)
 
 
-def test_an_entry_point_that_is_no_operation_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = installed(tmp_path, monkeypatch, "scale-reward = pathlib:Path")
-    with pytest.raises(UsageError, match="pathlib:Path is not an operation"):
-        pipeline_program(pipeline)
-
-
-def test_a_result_of_code_that_may_change_is_never_taken_for_the_same(tmp_path: Path, monkeypatch) -> None:
+def test_results_of_foreign_code_are_known_by_its_fingerprint(tmp_path: Path, monkeypatch) -> None:
     pipeline = installed(tmp_path, monkeypatch, "scale-reward = scale_reward:ScaleReward")
     fields, _ = sample_block()
     foreign = ProgramProcessor(pipeline_program(pipeline), fields)
@@ -303,7 +297,7 @@ def applied(compute: Callable[[Any], Any]) -> Any:
     return block.columns["observation",].values, made.columns["observation",].values
 
 
-@pytest.mark.parametrize(
+@each(
     ("compute", "what"),
     [
         (lambda rows: rows.astype(object), "rows of object"),
@@ -390,11 +384,10 @@ def test_an_operation_that_caches_functions_is_sent_to_workers(tmp_path, pipelin
 
 def test_an_operation_that_workers_cannot_import_is_refused(tmp_path: Path, pipelines: Callable[[str], Path]) -> None:
     pipeline = pipelines("Local")
+    run = functools.partial(rbtool.preprocess, tmp_path / "walks", dest=tmp_path / "made", num_workers=2)
     with pytest.raises(UsageError, match=r"doubles cannot be sent to worker processes: .*Local"):
-        rbtool.preprocess(
-            tmp_path / "walks", pipeline=pipeline, dest=tmp_path / "made", num_workers=2, start_method="spawn"
-        )
+        run(pipeline=pipeline, start_method="spawn")
     assert not (tmp_path / "made").exists()
     pipeline.write_text(pipeline.read_text() + '\n[[operation]]\nname = "normalize"\nkey = "observation"\n')
     with pytest.raises(UsageError, match="doubles cannot be sent to worker processes"):
-        rbtool.preprocess(tmp_path / "walks", pipeline=pipeline, dest=tmp_path / "made", num_workers=2)
+        run(pipeline=pipeline)

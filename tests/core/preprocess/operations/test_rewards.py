@@ -54,7 +54,7 @@ def test_n_step_against_plain_python(rows, do, lengths, ends, gamma, n, seed):
     assert np.array_equal(after["next.original_reward"], before["next.reward"])
 
 
-def test_n_step_is_what_the_transform_of_this_meaning_makes(rows, do):
+def test_n_step_equals_the_transform(rows, do):
     made = rows([5, 3, 1, 6])
     after = do(made, n_step=3, gamma=0.9)
     batch = TensorDict({}, [15])
@@ -111,7 +111,7 @@ def test_sums_of_whole_rewards_are_float32(rows, do, dtype):
     assert found["next.reward"].tolist() == [[1], [0.5], [1]]
 
 
-def test_what_is_not_finite_stays_in_its_window(rows, do):
+def test_values_that_are_not_finite_stay_in_their_window(rows, do):
     made = rows([3, 3], **{"next.reward": np.array([[1.0], [2], [np.nan], [4], [5], [np.inf]])})
     found = do(made, n_step=2, gamma=0.5, return_to_go=True)
     np.testing.assert_array_equal(found["next.reward"][:, 0], [2, np.nan, np.nan, 6.5, np.inf, np.inf])
@@ -139,13 +139,13 @@ def test_what_is_not_finite_stays_in_its_window(rows, do):
         ({"select": "action", "gamma": 0.9}, "with an operation that discounts"),
     ],
 )
-def test_arguments_that_make_no_sense(rows, do, operations, words):
+def test_arguments_that_make_no_sense_are_refused(rows, do, operations, words):
     with pytest.raises(UsageError, match=words):
         do(rows([2]), **operations)
 
 
 @pytest.mark.parametrize("operations", [{"n_step": 2, "gamma": 1.0}, {"return_to_go": True}, {"clip_reward": "0:1"}])
-def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
+def test_operations_on_rewards_need_a_reward(rows, do, operations):
     fields, block = rows([2])
     bare = tuple(field for field in fields if field.key != ("next", "reward"))
     with pytest.raises(UsageError, match=r"needs next\.reward, which does not exist"):
@@ -155,6 +155,6 @@ def test_without_a_reward_there_is_nothing_to_sum(rows, do, operations):
 @pytest.mark.parametrize(
     ("name", "operations"), [("gamma", {"n_step": 2, "gamma": 1.0}), ("return_to_go", {"return_to_go": 1})]
 )
-def test_nothing_is_overwritten(rows, do, name, operations):
+def test_existing_fields_are_not_overwritten(rows, do, name, operations):
     with pytest.raises(UsageError, match=f"would write '{name}', which already exists"):
         do(rows([2], **{name: np.zeros(2)}), **operations)

@@ -19,8 +19,6 @@ from rbtool.core.preprocess.operations.program import Program, ProgramProcessor,
 from rbtool.core.preprocess.processor import BlockColumn, Context
 from rbtool.core.ted.schema import DTYPES, numpy_dtype
 
-# Cast and clip-reward: what values become, and what is refused rather than lost.
-
 
 def cast(values, dtype, source=None):
     values = np.asarray(values)
@@ -29,7 +27,7 @@ def cast(values, dtype, source=None):
     return out
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "dtype", "expected"),
     [
         (np.array([0.1, -2.5, np.nan, np.inf]), "float32", np.array([0.1, -2.5, np.nan, np.inf], np.float32)),
@@ -45,13 +43,13 @@ def cast(values, dtype, source=None):
         (np.empty(0), "int8", np.empty(0, np.int8)),
     ],
 )
-def test_what_fits_is_cast(values, dtype, expected):
+def test_values_that_fit_are_cast(values, dtype, expected):
     found = cast(values, dtype)
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "dtype", "words"),
     [
         ([0.5], "int64", "0.5 of 'x' cannot be represented as int64"),
@@ -69,7 +67,7 @@ def test_what_fits_is_cast(values, dtype, expected):
         ([1j], "float32", "cannot be represented as float32"),
     ],
 )
-def test_what_would_be_lost_is_refused(values, dtype, words):
+def test_a_cast_that_loses_values_is_refused(values, dtype, words):
     with pytest.raises(ResultRefused, match=words):
         cast(values, dtype)
 
@@ -79,9 +77,8 @@ def test_bfloat16_is_what_torch_makes_of_it(values):
     bits = cast(values, "bfloat16")
     expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
     assert np.array_equal(bits, expected)
-    np.testing.assert_array_equal(
-        cast(bits, "float32", "bfloat16"), torch.from_numpy(values).bfloat16().float().numpy()
-    )
+    back = cast(bits, "float32", "bfloat16")
+    np.testing.assert_array_equal(back, torch.from_numpy(values).bfloat16().float().numpy())
 
 
 @each("source", [name for name in DTYPES if name != "bfloat16"])
@@ -89,9 +86,7 @@ def test_bfloat16_is_what_torch_makes_of_it(values):
 def test_ones_and_zeros_survive_every_cast(source, dtype):
     there = cast(np.array([[0, 1], [1, 0]]).astype(source), dtype)
     assert there.dtype == dtype
-    assert (
-        there.astype(int).tolist() == [[0, 1], [1, 0]] if "complex" not in dtype else (there == [[0, 1], [1, 0]]).all()
-    )
+    assert (there == [[0, 1], [1, 0]]).all()
 
 
 @given(st.sampled_from(["int8", "uint8", "int32", "uint64", "float16", "float32"]), st.integers(-(2**64), 2**65))
@@ -114,7 +109,7 @@ def test_cast_changes_both_sides_and_groups(rows, do):
     assert {v.dtype.name for k, v in do(made, cast="observation=float64").items() if "observation" in k} == {"float64"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("cast", "words"),
     [
         ("observation=flaot32", "not an element type; did you mean 'float32'"),
@@ -124,12 +119,12 @@ def test_cast_changes_both_sides_and_groups(rows, do):
         ("=float32", "it is written field=type"),
     ],
 )
-def test_casts_that_make_no_sense(rows, do, cast, words):
+def test_casts_that_make_no_sense_are_refused(rows, do, cast, words):
     with pytest.raises(UsageError, match=words):
         do(rows([2]), cast=cast)
 
 
-@pytest.mark.parametrize(
+@each(
     ("clip", "low", "high"),
     [("-1:1", -1, 1), (":0.5", -np.inf, 0.5), ("0:", 0, np.inf), ((-0.25, None), -0.25, np.inf)],
 )
@@ -152,7 +147,7 @@ def test_rewards_are_clipped_and_returns_are_not(rows, do):
     assert found["next.reward"].tolist() == [[1.0], [0.5], [1.0]]
 
 
-@pytest.mark.parametrize("clip", ["1", "2:1", ":", "a:b", 3, (1, 2, 3), "nan:1"])
+@each("clip", ["1", "2:1", ":", "a:b", 3, (1, 2, 3), "nan:1"])
 def test_bounds_that_are_none_are_refused(rows, do, clip):
     with pytest.raises(UsageError, match=r"clip"):
         do(rows([2]), clip_reward=clip)
@@ -173,7 +168,7 @@ def observations(made, name="position"):
     return np.concatenate([before, after[ends]]).astype(np.float64).reshape(len(before) + len(ends), -1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("how", "loc", "scale"),
     [
         ("mean-std", lambda x: x.mean(0), lambda x: x.std(0)),
@@ -211,8 +206,8 @@ def test_quantiles_and_many_numbers_are_measured(rows, work):
     np.testing.assert_allclose(part.scale, values.std(0, dtype=np.float64), rtol=1e-12)
 
 
-@pytest.mark.parametrize("how", ["mean-std", "min-max", "quantile"])
-def test_what_never_varies_is_moved_and_not_divided(rows, work, do, how):
+@each("how", ["mean-std", "min-max", "quantile"])
+def test_constant_dimensions_are_moved_and_not_divided(rows, work, do, how):
     values = np.full((6, 3), 0.1)
     values[:, 1] = np.arange(6)
     made = rows([4, 2], constant=values, one=np.full(6, 7, np.uint8))
@@ -226,7 +221,7 @@ def test_what_never_varies_is_moved_and_not_divided(rows, work, do, how):
     assert found["one"].dtype == np.float32
 
 
-def test_what_is_not_finite_does_not_count_and_stays(rows, work, do):
+def test_values_that_are_not_finite_are_kept_and_do_not_count(rows, work, do):
     made = rows([5], odd=np.array([1.0, np.nan, 3.0, np.inf, 5.0]), nothing=np.full(5, np.nan))
     known = work(made, normalize="odd,nothing")
     part = constants_of(known)["odd"]
@@ -277,9 +272,7 @@ def test_constants_are_used_again_and_undone(rows, work, apply, do):
     np.testing.assert_allclose(found * part.scale + part.loc, values, rtol=1e-12)
     made = rows([12])
     part = constants_of(work(made, normalize="observation.position"))["observation.position"]
-    transform = Transform(
-        "x", **{name: torch.tensor(getattr(part, name), dtype=torch.float64) for name in ("loc", "scale")}
-    )
+    transform = Transform("x", loc=torch.from_numpy(np.array(part.loc)), scale=torch.from_numpy(np.array(part.scale)))
     scaled = torch.from_numpy(do(made, normalize="observation.position")["observation.position"])
     expected = do(made, select="observation")["observation.position"]
     np.testing.assert_allclose(transform.inverse(scaled).numpy(), expected, rtol=1e-12)
@@ -294,7 +287,7 @@ def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
     assert [part["key"] for part in found["constants"][0]] == ["action"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("operations", "words"),
     [
         ({"normalize": "action:mean-sdt"}, "expected one of mean-std, min-max, quantile; did you mean 'mean-std'"),
@@ -305,7 +298,7 @@ def test_the_provenance_keeps_what_was_asked_for_and_what_was_found(rows, work):
         ({"normalize": ","}, "empty name"),
     ],
 )
-def test_what_cannot_be_normalized(rows, work, operations, words):
+def test_fields_that_cannot_be_normalized_are_refused(rows, work, operations, words):
     with pytest.raises(UsageError, match=words):
         work(rows([2]), **operations)
 
