@@ -15,6 +15,7 @@ import pytest
 import torch
 from buffers_of_episodes import BufferPlan, bits
 from cases import each
+from damage import flip
 from tensordict import TensorDict
 
 from rbtool.core import declarations
@@ -39,6 +40,21 @@ from rbtool.core.torchrl.reader import TorchrlForm
 DATA = Path(__file__).parents[2] / "data" / "torchrl_checkpoints"
 CASES = sorted(path.name for path in DATA.iterdir() if path.name.startswith(("flat_", "nested_", "h5_")))
 FORMS = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer}
+
+
+def bytes_of(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def require_unchanged(storage: TensorStorage, before: dict[str, np.ndarray]) -> None:
+    assert all(np.array_equal(rows, before[name]) for name, rows in rows_of(storage).items())
+
+
+def require_loaded(found: TensorStorage, expected: TensorStorage, made_up: str) -> None:
+    """Require the rows that were saved, and a root flag that was not there: TorchRL makes it up, and so do we."""
+    rows, saved = rows_of(found), rows_of(expected)
+    assert set(rows) - set(saved) == {made_up}
+    assert all(np.array_equal(rows[name], saved[name]) for name in saved)
 
 
 def load_compatible(storage: Any, folder: Path, form: Any, options: Any) -> None:
@@ -123,22 +139,15 @@ def test_what_is_written_for_torchrl_is_read(
     storage = LazyTensorStorage(capacity, ndim=source.ndim)
     storage.checkpointer = FORMS[form]()
     storage.loads(tmp_path / "saved")
-    expected, found = rows_of(source), rows_of(storage)
-    made_up = {"terminated"}  # a root flag that was not there: TorchRL makes it up, and so do we
-    assert set(found) - set(expected) == made_up
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    require_loaded(storage, source, "terminated")
     assert storage.last_cursor == (shift or rows) - 1
 
 
 def test_the_bytes_are_those_of_the_recipe(tmp_path: Path) -> None:
     data = steps(6, (1,))
-    storage = LazyTensorStorage(6)
-    storage.set(range(6), data)
-    storage.set(range(2), data[4:])  # the ring begins at row 2
-    storage.set(range(2, 6), data[:4])
+    storage = filled(data, 6, shift=2)  # the ring begins at row 2
     storage.last_cursor = 1
-    storage.checkpointer = FlatStorageCheckpointer(compatible=True)
-    storage.dumps(tmp_path / "flat")
+    FlatStorageCheckpointer(compatible=True).dumps(storage, tmp_path / "flat")
     meta = json.loads((tmp_path / "flat" / "meta.json").read_text())
     assert (meta["shape"], meta["observation"]["shape"], meta["done"]["shape"]) == ([], [8, 2], [6, 1])
     assert json.loads((tmp_path / "flat" / "shift" / "meta.json").read_text())["data"] == 2
@@ -184,13 +193,13 @@ def test_what_the_layout_cannot_hold_is_refused(form: str, what: str, tmp_path: 
     storage = filled(steps(), 16)
     storage.checkpointer = FORMS[form](compatible=True)
     storage.dumps(tmp_path / "saved")
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    before = bytes_of(tmp_path)
     other = filled(data, data.numel())
     other.checkpointer = FORMS[form](compatible=True)
     with pytest.raises(SchemaError, match=sentence) as caught:
         other.dumps(tmp_path / "saved")
     assert "TorchRL" in str(caught.value)
-    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+    assert bytes_of(tmp_path) == before
 
 
 def test_names_and_types_that_files_cannot_hold_are_refused(tmp_path: Path) -> None:
@@ -218,9 +227,7 @@ def test_other_names_are_honoured_both_ways(form: str, tmp_path: Path) -> None:
     FORMS[form](**options, **names, compatible=True).dumps(storage, tmp_path / "saved")
     again = LazyTensorStorage(12)
     FORMS[form](**options, **names).loads(again, tmp_path / "saved")
-    expected, found = rows_of(storage), rows_of(again)
-    assert set(found) - set(expected) == {"over"}
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    require_loaded(again, storage, "over")
 
 
 def test_h5_takes_compression_and_a_file_name(tmp_path: Path) -> None:
@@ -253,9 +260,9 @@ def _without(file: str) -> Callable[[Path], None]:
 
 def _swap(one: str, other: str) -> Callable[[Path], None]:
     def swap(folder: Path) -> None:
-        data = (folder / one).read_bytes()
-        (folder / one).write_bytes((folder / other).read_bytes())
-        (folder / other).write_bytes(data)
+        (folder / one).rename(folder / "aside")
+        (folder / other).rename(folder / one)
+        (folder / "aside").rename(folder / other)
 
     return swap
 
@@ -265,9 +272,13 @@ def _say(name: str, value: Any) -> Callable[[Path], None]:
 
 
 def _flip_done(folder: Path) -> None:
-    data = bytearray((folder / "done.memmap").read_bytes())
-    data[0] ^= 1
-    (folder / "done.memmap").write_bytes(data)
+    flip(folder / "done.memmap", 0)
+
+
+def _edit_meta(folder: Path, **entries: Any) -> None:
+    """Add entries to the metadata of a folder, or replace them."""
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | entries))
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
@@ -303,7 +314,7 @@ def test_damage_is_found_and_nothing_changes(what: str, tmp_path: Path) -> None:
     damage(folder)
     with pytest.raises(CorruptDataError, match=sentence):
         load_compatible(storage, folder, form, {})  # type: ignore[arg-type]
-    assert all(np.array_equal(rows, before[name]) for name, rows in rows_of(storage).items())
+    require_unchanged(storage, before)
 
 
 def change(case: str, tmp_path: Path, how: Callable[[h5py.File], None]) -> Path:
@@ -338,8 +349,7 @@ def test_an_entry_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="'mine'"):
         H5StorageCheckpointer().loads(LazyTensorStorage(16), file)
     folder = copy_of("flat_full", tmp_path / "flat")
-    meta = json.loads((folder / "meta.json").read_text()) | {"note": {"type": "NonTensorData"}}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    _edit_meta(folder, note={"type": "NonTensorData"})
     with pytest.raises(FormatError, match="'note' that is not a tensor"):
         FlatStorageCheckpointer().loads(LazyTensorStorage(16), folder)
 
@@ -377,19 +387,15 @@ def test_a_storage_of_other_keys_is_left_alone() -> None:
     before = rows_of(storage)
     with pytest.raises(SchemaError):
         FlatStorageCheckpointer().loads(storage, place_of("flat_full"))
-    assert all(np.array_equal(rows, before[name]) for name, rows in rows_of(storage).items())
+    require_unchanged(storage, before)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_layout_is_named(form: str, tmp_path: Path) -> None:
-    other = place_of("nested_full" if form == "flat" else "flat_full")
-    with pytest.raises(FormatError):
-        FORMS[form]().loads(LazyTensorStorage(16), other)
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "notes.txt").write_text("mine")
-    assert TorchrlForm().form_at(tmp_path / "plain") is None
+def test_a_folder_without_a_checkpoint_is_refused(form: str, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert TorchrlForm().form_at(tmp_path) is None
     with pytest.raises((FormatError, FileNotFoundError)):
-        FORMS[form]().loads(LazyTensorStorage(16), tmp_path / "plain")
+        FORMS[form]().loads(LazyTensorStorage(16), tmp_path)
 
 
 @pytest.mark.parametrize("option", [{"done_key": 3}, {"shift_key": ("a",)}, {"shift_key": "is_full"}])
@@ -400,9 +406,8 @@ def test_names_that_are_none_are_refused(option: dict[str, Any]) -> None:
 
 def test_a_flag_of_several_agents_has_no_ends(tmp_path: Path) -> None:
     folder = copy_of("flat_full", tmp_path)
-    meta = json.loads((folder / "meta.json").read_text())
-    meta["done"]["shape"] = [16, 1, 1]
-    (folder / "meta.json").write_text(json.dumps(meta))
+    done = json.loads((folder / "meta.json").read_text())["done"]
+    _edit_meta(folder, done=done | {"shape": [16, 1, 1]})
     with pytest.raises(FormatError, match="single agents"):
         load_compatible(LazyTensorStorage(16), folder, "flat", {})
 
@@ -421,9 +426,7 @@ def test_the_layout_of_another_form_is_named(tmp_path: Path, form: str, other: s
 
 def test_episodes_are_not_loaded_as_rows_of_tensors(tmp_path: Path) -> None:
     folder = copy_of("td_tensor_partly_7of16", tmp_path)
-    meta = json.loads((folder / "meta.json").read_text())
-    flat = {key: {"type": "NonTensorData"} for key in ("is_full", "shift", "_storage_shape")}
-    (folder / "meta.json").write_text(json.dumps(meta | flat))
+    _edit_meta(folder, **{key: {"type": "NonTensorData"} for key in ("is_full", "shift", "_storage_shape")})
     with pytest.raises(FormatError, match=r"episodes in the layout flat; a TensorStorageCheckpointer reads rows"):
         LazyTensorStorage(16).loads(folder)
 
@@ -514,12 +517,12 @@ def test_compatible_needs_the_leaf(form: str, tmp_path: Path, without_the_leaf: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("form", [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer])
-def test_text_is_not_written_in_a_layout_of_torchrl(form: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_text_is_not_written_in_a_layout_of_torchrl(form: str, tmp_path: Path) -> None:
     done = torch.tensor([[False], [False], [True]])
     after = {"s": ["b", "c", "end"], "done": done, "terminated": done, "reward": torch.ones(3, 1)}
     steps = TensorDict({"s": ["a", "b", "c"], "action": torch.arange(3), "next": TensorDict(after, [3])}, [3])
-    storage = LazyTensorStorage(7, checkpointer=form(compatible=True))
+    storage = LazyTensorStorage(7, checkpointer=FORMS[form](compatible=True))
     storage.set(range(3), steps)
     with pytest.raises(SchemaError, match=r"s is not a tensor"):
         storage.dumps(tmp_path / "one")

@@ -40,9 +40,8 @@ def full() -> RobotDatasetMetadata:
 
 def test_metadata_statistics_become_floats() -> None:
     metadata = full()
-    assert [value.dtype for value in (metadata.action_low, metadata.action_high, metadata.action_mean)] == [
-        torch.float32
-    ] * 3
+    kinds = [value.dtype for value in (metadata.action_low, metadata.action_high, metadata.action_mean)]
+    assert {*kinds} == {torch.float32}
     assert metadata.action_std.dtype == torch.float64
     read = RobotDatasetMetadata.from_json(THEIRS)
     assert read.action_low.dtype == torch.float32
@@ -64,9 +63,8 @@ def test_metadata_specs_have_the_bounds() -> None:
 def test_metadata_of_equal_values_is_equal() -> None:
     values: dict[str, Any] = {"action_dim": 2, "action_low": [-1, 0], "action_high": [1, 5], "camera_keys": ("front",)}
     one, other = RobotDatasetMetadata("bridge", **values), RobotDatasetMetadata("bridge", **values)
-    assert (
-        one == other == RobotDatasetMetadata.from_json(one.to_json()) == RobotDatasetMetadata.from_dict(one.to_dict())
-    )
+    assert one == other == RobotDatasetMetadata.from_json(one.to_json())
+    assert one == RobotDatasetMetadata.from_dict(one.to_dict())
     assert len({one, other}) == 1
     changes: list[dict[str, Any]] = [{"action_low": [-1, 1]}, {"action_low": None}, {"license": "mit"}]
     assert all(one != RobotDatasetMetadata("bridge", **values | change) for change in changes)
@@ -129,20 +127,12 @@ def test_metadata_documents_that_are_none_are_refused(source: str, tmp_path: Pat
 @pytest.mark.parametrize(
     "values",
     [
-        {"action_space": "other"},
-        {"gripper_mode": "open"},
-        {"action_dim": 0},
-        {"action_dim": 2.0},
-        {"action_dim": True},
-        {"action_names": ("a",)},
-        {"action_mean": [1.0, float("nan")]},
-        {"action_mean": [1.0, 2.0, 3.0]},
-        {"action_mean": [[1.0, 2.0]]},
-        {"action_mean": "many"},
-        {"action_low": [0, 2], "action_high": [1, 1]},
-        {"control_frequency_hz": 0},
+        {"action_space": "other"}, {"gripper_mode": "open"}, {"action_dim": 0}, {"action_dim": 2.0},
+        {"action_dim": True}, {"action_names": ("a",)}, {"action_mean": [1.0, float("nan")]},
+        {"action_mean": [1.0, 2.0, 3.0]}, {"action_mean": [[1.0, 2.0]]}, {"action_mean": "many"},
+        {"action_low": [0, 2], "action_high": [1, 1]}, {"control_frequency_hz": 0},
     ],
-)
+)  # fmt: skip
 def test_metadata_with_invalid_values_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         RobotDatasetMetadata("x", **{"action_dim": 2, **values})
