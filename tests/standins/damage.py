@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from rbtool.core.errors import RbtoolError
+from rbtool.core.errors import FormatError, RbtoolError
 from rbtool.core.format import fs
 from rbtool.core.format.converter import Reader
 
@@ -74,6 +73,7 @@ def without_digests(folder: Path) -> Path:
     return folder
 
 
+Change = Callable[[bytes, random.Random], bytes]
 LONGEST = 10.0
 """Seconds of the processor that a mutation may take."""
 
@@ -103,61 +103,33 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return bytes(changed)
 
 
-def strike(kind: type[Reader], source: Path, folder: Path, count: int, options: Mapping[str, Any]) -> int:
-    """Read `count` mutations of a file with a reader; return how many of them were read to the end."""
-    data, path, chance = source.read_bytes(), folder / source.name, random.Random(f"{source.name} {count}")
-    whole = 0
-    for number in range(count):
-        path.write_bytes(mutated(data, chance))
-        whole += _outcome(kind, path, options, f"{source.name}, mutation {number}")
-    return whole
+def strike(file: Path, read: Callable[[], object], count: int, change: Change = mutated, seed: str = "") -> int:
+    """Read `count` mutations of a file, which then is as before; return how many of them one of our errors refused.
 
-
-def strike_in_folder(
-    kind: type[Reader],
-    source: Path,
-    names: Sequence[str],
-    folder: Path,
-    count: int,
-    *,
-    options: Mapping[str, Any] = MappingProxyType({}),
-    change: Callable[[bytes, random.Random], bytes] = mutated,
-    batch: int = 0,
-) -> int:
-    """Read `count` mutations of each of these files of a dataset; return how many datasets were read to the end.
-
-    `change` makes a mutation of the bytes of a file; every `batch` has others.
+    Another error, one of more than a sentence, and lost time are failures.
     """
-    copy, whole = folder / "struck" / source.name, 0
-    shutil.copytree(source, copy)
-    for name in names:
-        data, chance = (source / name).read_bytes(), random.Random(f"{name} {count} {batch}")
-        for number in range(count):
-            (copy / name).write_bytes(change(data, chance))
-            whole += _outcome(kind, copy, options, f"{name}, mutation {number} of batch {batch}")
-        (copy / name).write_bytes(data)
-    return whole
+    data, chance, refused = file.read_bytes(), random.Random(f"{file.name} {count} {seed}"), 0
+    for number in range(count):
+        file.write_bytes(change(data, chance))
+        started, what, said = processor_seconds(), f"{file.name}, mutation {number} {seed}", None
+        try:
+            read()
+        except RbtoolError as error:
+            said = error.message
+        except Exception as error:
+            raise AssertionError(f"{what}: {error!r}") from error
+        refused += said is not None
+        assert "\n" not in (said or ""), what
+        assert processor_seconds() - started < LONGEST, what
+    file.write_bytes(data)
+    return refused
 
 
-def _outcome(kind: type[Reader], path: Path, options: Mapping[str, Any], what: str) -> bool:
-    """Read a mutation; return whether it was read to the end, and fail for anything but our errors in bounded time."""
-    started, said, whole = processor_seconds(), "", False
-    try:
-        whole = _read(kind, path, options)
-    except RbtoolError as error:
-        said = error.message
-    except Exception as error:
-        raise AssertionError(f"{what}: {error!r}") from error
-    assert "\n" not in said, what
-    assert processor_seconds() - started < LONGEST, what
-    return whole
-
-
-def _read(kind: type[Reader], path: Path, options: Mapping[str, Any]) -> bool:
+def read_whole(kind: type[Reader], path: Path, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Read all rows, if the reader recognises the dataset, and require that it has counted them."""
     if not kind.recognises(path):
-        return False
+        raise FormatError(f"{path} is not recognised")
     with kind(path, options=options) as reader:
         facts = reader.facts()
         steps = sum(map(len, reader.pieces()))
         assert steps == facts.steps == reader.episode_table().steps
-    return True

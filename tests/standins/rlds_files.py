@@ -163,10 +163,15 @@ def masked(data: bytes) -> bytes:
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
+def shard_of(records: Sequence[bytes]) -> bytes:
+    """A TFRecord file."""
+    framed = (struct.pack("<Q", len(one)) + masked(struct.pack("<Q", len(one))) + one + masked(one) for one in records)
+    return b"".join(framed)
+
+
 def write_shard(path: Path, records: Sequence[bytes]) -> Path:
     """Write a TFRecord file."""
-    framed = (struct.pack("<Q", len(one)) + masked(struct.pack("<Q", len(one))) + one + masked(one) for one in records)
-    path.write_bytes(b"".join(framed))
+    path.write_bytes(shard_of(records))
     return path
 
 
