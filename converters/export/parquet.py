@@ -63,7 +63,7 @@ class ParquetExporter(Sink):
             require_regular(steps)
             metadata = pq.read_schema(steps).metadata or {}
             return names - {_CARD} == {_STEPS, _EPISODES} and FORMAT.encode() in metadata.get(_ABOUT, b"")
-        except (OSError, ValueError):
+        except (OSError, ValueError, pa.ArrowException):
             return False
 
     def prepare(self) -> None:
@@ -73,8 +73,10 @@ class ParquetExporter(Sink):
         self._metadata = {_ABOUT: about(self.chosen).encode()}
         if not self._is_file:
             return
-        buffer = io.BytesIO()
-        pq.write_table(table := self._episodes(), buffer, compression="zstd", use_dictionary=text_columns(table.schema))
+        buffer, table = io.BytesIO(), self._episodes()
+        pq.write_table(
+            table, buffer, compression="zstd", use_dictionary=text_columns(table.schema), write_page_checksum=True
+        )
         packed = base64.b64encode(buffer.getbuffer())
         if len(packed) <= _MOST_TABLE:
             self._metadata[_TABLE] = packed
@@ -193,7 +195,9 @@ class ParquetExport(ExportFile):
                     self._table = ParquetFile(path / _EPISODES)
                 elif _TABLE in metadata:
                     packed = base64.b64decode(metadata[_TABLE], validate=True)
-                    self._table = pq.read_table(pa.BufferReader(packed), use_threads=False)
+                    self._table = pq.read_table(
+                        pa.BufferReader(packed), use_threads=False, page_checksum_verification=True
+                    )
         except BaseException:
             self.close()
             raise

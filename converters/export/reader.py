@@ -32,7 +32,7 @@ from ...core.format import fs
 from ...core.format.contracts import Array, FoundSteps
 from ...core.format.converter import Sink
 from ...core.format.documents import Count, decode, dump_json, newer_version, parse_json
-from ...core.format.episodes import ALL_COLUMNS, EpisodeTable
+from ...core.format.episodes import ALL_COLUMNS, COLUMNS, EpisodeTable
 from ...core.format.files import digest_of_stats, no_match, open_regular
 from ...core.format.manifest import Fields, Layout, Manifest, Request, SpaceDocument
 from ...core.format.returns import sum_rewards
@@ -150,6 +150,9 @@ class ExportedSteps(FoundSteps):
                     f"{self.path}: {name!r} of the episodes is {column.dtype} {list(column.shape)}, expected one "
                     f"{expected} for each episode"
                 )
+        missing = [name for name in COLUMNS if found and name not in found and name != "explicit_start"]
+        if missing:
+            raise CorruptDataError(f"{self.path}: the episode table has no column {missing[0]!r}")
         if len({len(column) for column in found.values()}) > 1:
             raise CorruptDataError(f"{self.path}: the columns of the episode table differ in length")
         return found

@@ -325,11 +325,13 @@ class _ParquetFile(LatchedFile):
 def parquet_writer(path: Path, schema: pa.Schema) -> Iterator[tuple[pq.ParquetWriter, LatchedFile]]:
     """Open a new Parquet file; yield its writer, and the file, whose `check` raises the error of a failed write.
 
-    The file is synced at the end.
+    Pages have checksums, which readers can verify. The file is synced at the end.
     """
-    file = _ParquetFile(path)
+    file, dictionary = _ParquetFile(path), text_columns(schema)
     with file:
-        with pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=text_columns(schema)) as writer:
+        with pq.ParquetWriter(
+            file, schema, compression="zstd", use_dictionary=dictionary, write_page_checksum=True
+        ) as writer:
             yield writer, file
         file.check()
         fs.fsync(file.descriptor, path)

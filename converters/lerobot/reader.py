@@ -102,7 +102,9 @@ class RowsFile(Closing):
         try:
             with damage_of(path):
                 require_bounded_parquet(path)
-                self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+                self._file = pq.ParquetFile(
+                    self._opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+                )
                 self.schema = self._file.schema_arrow
                 self.rows = int(self._file.metadata.num_rows)
                 groups = [self._file.metadata.row_group(place).num_rows for place in range(self._file.num_row_groups)]

@@ -64,7 +64,9 @@ class ParquetFile(TableFile):
         self._opened = os.fdopen(open_regular(self.path), "rb")
         try:
             _require_whole(self._opened, self.path)
-            self._file = pq.ParquetFile(self._opened, buffer_size=1 << 20, pre_buffer=False)
+            self._file = pq.ParquetFile(
+                self._opened, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True
+            )
         except BaseException:
             self._opened.close()
             raise
