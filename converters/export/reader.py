@@ -17,7 +17,7 @@ import io
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,7 @@ class ExportedSteps(FoundSteps):
                     f"{path}: the episode table has {len(table):,} episodes and {table.steps:,} steps, expected "
                     f"consecutive episodes as the description states: {about.episodes:,} with {about.steps:,} steps"
                 )
+            self.manifest = replace(self.manifest, boundary=table.counts())
         except BaseException:
             self.close()
             raise

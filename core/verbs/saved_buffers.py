@@ -66,7 +66,7 @@ def saved_folders(path: Path) -> SavedFolders:
 
 BUFFER_RULES = tuple(entry for entry in RULES if entry.about == "saved buffers")
 NO_DIGESTS = (
-    "these files have no digests, since TorchRL, tensordict and exports write none: changed bytes cannot be detected"
+    "these files have no digests, since TorchRL, tensordict and exports write none: changed bytes may go unnoticed"
 )
 _LISTS = ("items.json", "metadata.json")
 Entries = TypeVar("Entries")
