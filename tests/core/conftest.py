@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,35 @@ def walks(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
     write_walks(tmp_path / "walks", request.module.EPISODES)
     return tmp_path / "walks"
+
+
+class Heard:
+    """A progress that keeps all it is told, and calls `meanwhile` at every advance."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[str, int | None, str]] = []
+        self.advances: list[int] = []
+        self.notes: list[str] = []
+        self.ended = 0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.started.append((label, total, unit))
+
+    def advance(self, amount: int) -> None:
+        self.advances.append(amount)
+        self.meanwhile()
+
+    def done(self, remark: str = "") -> None:
+        self.ended += 1
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
 
 
 PLANTED = (

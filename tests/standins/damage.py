@@ -24,9 +24,9 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64
 
 
 def flip(path: Path, at: int, bit: int = 0) -> bytes:
-    """Turn one bit of a file over; return what was in the file."""
+    """Flip one bit of a file, counted from its end if `at` is negative; return what was in the file."""
     sound = path.read_bytes()
-    _put(path, at, bytes([sound[at] ^ 1 << bit]))
+    _put(path, at % len(sound), bytes([sound[at] ^ 1 << bit]))
     return sound
 
 

@@ -1,4 +1,4 @@
-"""The verbs of `cache`: what is below the root, when it was last used, whether it is sound, and what goes."""
+"""The verbs of `cache`: what is below the root, when it was last used, whether it is sound, and what is removed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from damage import flip
 
 import rbtool
 from rbtool.core.format import fs
@@ -18,8 +19,6 @@ from rbtool.core.format.staging import Staging, lock_folder
 from rbtool.core.results import to_document
 from rbtool.core.testing.datasets import write_walks
 
-# `cache ls` and `verify`: what is below the root, when it was last used, and whether it is sound.
-
 DOOR, CART = "minari:D4RL/door/human-v2", "minari:cart-v0"
 LONG_AGO = 1_600_000_000
 
@@ -28,16 +27,33 @@ def _bytes(path):
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-# ls --------------------------------------------------------------------------------------------------
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def ls(store):
+    return rbtool.cache.ls(root=store.root)
+
+
+def prune(store, **options):
+    return rbtool.cache.prune(root=store.root, **options)
+
+
+def rm(store, *names, **options):
+    return rbtool.cache.rm(*names, root=store.root, **options)
+
+
+def verify(store, *names, **options):
+    return rbtool.cache.verify(*names, root=store.root, **options)
 
 
 @pytest.mark.parametrize("place", ["minari/D4RL", "."])
 def test_leftover_files_are_listed_and_pruned(store, place):
     path = store.root / place / ".saved.h5.rbtool-new-01234567"
     path.write_bytes(b"abc")
-    (found,) = [entry for entry in rbtool.cache.ls(root=store.root).entries if entry.what == "leftover"]
+    (found,) = [entry for entry in ls(store).entries if entry.what == "leftover"]
     assert (found.path, found.bytes, found.prunable) == (path, 3, True)
-    assert [entry.path for entry in rbtool.cache.prune(root=store.root).removed] == [path]
+    assert [entry.path for entry in prune(store).removed] == [path]
     assert not path.exists()
 
 
@@ -45,18 +61,18 @@ def test_a_leftover_file_that_a_process_works_on_stays(store):
     path = store.root / "minari" / ".saved.h5.rbtool-new-01234567"
     path.write_bytes(b"abc")
     descriptor = lock_folder(path)
-    assert [entry.in_use for entry in rbtool.cache.ls(root=store.root).entries if entry.path == path] == [True]
-    assert not rbtool.cache.prune(root=store.root).removed
+    assert [entry.in_use for entry in ls(store).entries if entry.path == path] == [True]
+    assert not prune(store).removed
     os.close(descriptor)
     assert path.exists()
 
 
-def test_a_swap_that_was_cut_leaves_what_was_there(store):
+def test_an_interrupted_swap_restores_the_old_dataset(store):
     store.cart.rename(store.root / "minari" / ".cart-v0.rbtool-old-01234567")
     assert store.shown() == [(DOOR, "dataset"), (CART, "dataset")]
     assert store.cart.exists()
     (store.root / "minari" / ".saved.h5.rbtool-old-01234567").write_bytes(b"abc")
-    rbtool.cache.ls(root=store.root)
+    ls(store)
     assert (store.root / "minari" / "saved.h5").read_bytes() == b"abc"
 
 
@@ -66,19 +82,19 @@ def test_a_half_written_record_of_statistics_is_a_leftover(store, age, prunable)
     path.parent.mkdir()
     path.write_bytes(b"abc")
     os.utime(path, (time.time() - age,) * 2)
-    shown = {entry.path: entry for entry in rbtool.cache.ls(root=store.root).entries}
+    shown = {entry.path: entry for entry in ls(store).entries}
     assert (shown[path].what, shown[path].bytes, shown[path].prunable) == ("leftover", 3, prunable)
-    assert bool(rbtool.cache.prune(root=store.root).removed) == prunable
+    assert bool(prune(store).removed) == prunable
 
 
-def test_all_that_is_there_is_listed_with_its_bytes(store):
+def test_ls_lists_everything_with_its_bytes(store):
     kept, part = store.original("D4RL/door/human-v2", kept=True), store.original("pen-v1", kept=False)
     left, listing = store.leftover(), store.listing(days=0)
     assert store.shown() == [
         ("minari:", "listing"), (DOOR, "dataset"), (DOOR, "original"), (DOOR, "leftover"), (CART, "dataset"),
         ("minari:pen-v1", "partial"),
     ]  # fmt: skip
-    found = rbtool.cache.ls(root=store.root)
+    found = ls(store)
     paths = [listing, store.door, kept.folder, left, store.cart, part.folder]
     assert [entry.path for entry in found.entries] == paths
     assert [entry.bytes for entry in found.entries] == [2, *(_bytes(path) for path in paths[1:])]
@@ -96,11 +112,11 @@ def test_a_root_that_is_not_there_is_empty(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("verb", ["ls", "prune", "verify"])
-def test_a_root_that_is_a_file_is_refused(tmp_path, verb):
+def test_a_root_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(rbtool.UsageError, match="not a folder"):
-        getattr(rbtool.cache, verb)(root=tmp_path / "file")
+    for verb in (rbtool.cache.ls, rbtool.cache.prune, rbtool.cache.verify):
+        with pytest.raises(rbtool.UsageError, match="not a folder"):
+            verb(root=tmp_path / "file")
 
 
 def test_links_are_not_followed(store, tmp_path):
@@ -117,10 +133,10 @@ def test_links_are_not_followed(store, tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"format_version": 99}', b"\xff"])
-def test_what_cannot_be_read_is_listed_with_why(store, damage):
+def test_unreadable_datasets_are_listed_with_the_problem(store, damage):
     (store.cart / MANIFEST).write_bytes(damage)
     (store.original("pen-v1", kept=True).folder / "fetched.json").write_bytes(damage)
-    broken = [entry for entry in rbtool.cache.ls(root=store.root).entries if entry.problem]
+    broken = [entry for entry in ls(store).entries if entry.problem]
     assert [(entry.name, entry.what) for entry in broken] == [(CART, "dataset"), ("minari:pen-v1", "original")]
     assert not any(entry.prunable for entry in broken)
     assert broken[0].bytes == _bytes(store.cart)
@@ -131,17 +147,14 @@ def test_checkpoints_are_told_from_datasets(store):
     assert ("saved:cart", "checkpoint") in store.shown()
 
 
-def test_work_under_way_is_in_use(store):
+def test_a_running_process_keeps_its_folders_in_use(store):
     with Staging(store.root / "minari" / "new-v0") as staging:
         descriptor = lock_folder(store.original("pen-v1", kept=False).folder)
-        found = {entry.path: entry for entry in rbtool.cache.ls(root=store.root).entries if entry.in_use}
+        found = {entry.path: entry for entry in ls(store).entries if entry.in_use}
         os.close(descriptor)
     assert [entry.name for entry in found.values()] == ["minari:new-v0", "minari:pen-v1"]
     assert staging.path in found
     assert not any(entry.prunable for entry in found.values())
-
-
-# Last use --------------------------------------------------------------------------------------------
 
 
 def _age(dataset):
@@ -150,7 +163,7 @@ def _age(dataset):
 
 @pytest.mark.parametrize("verb", ["inspect", "check"])
 @pytest.mark.parametrize("by_path", [False, True])
-def test_a_verb_that_reads_leaves_the_time_and_nothing_else(store, verb, by_path):
+def test_reading_a_dataset_changes_only_the_time_of_its_last_use(store, verb, by_path):
     _age(store.cart)
     before, began = store.state(), time.time()
     getattr(rbtool, verb)(store.cart if by_path else CART, root=store.root)
@@ -158,26 +171,26 @@ def test_a_verb_that_reads_leaves_the_time_and_nothing_else(store, verb, by_path
     assert store.state() == before
 
 
-def test_looking_at_the_cache_is_no_use(store):
+def test_verbs_of_the_cache_do_not_count_as_a_use(store):
     _age(store.cart)
     rbtool.list(root=store.root)
-    rbtool.cache.verify(root=store.root)
-    rbtool.cache.rm("minari:*", root=store.root, dry_run=True)
-    rbtool.cache.ls(root=store.root)
-    used = {entry.name: entry.last_used for entry in rbtool.cache.ls(root=store.root).entries}
+    verify(store)
+    rm(store, "minari:*", dry_run=True)
+    ls(store)
+    used = {entry.name: entry.last_used for entry in ls(store).entries}
     assert used[CART] == "2020-09-13T12:26:40+00:00"
     assert used[DOOR] > "2026"
 
 
 @pytest.mark.parametrize("place", ["beside/mine", "root"])
-def test_what_is_not_below_the_root_keeps_its_time(tmp_path, place):
+def test_a_dataset_outside_the_root_keeps_its_time(tmp_path, place):
     write_walks(tmp_path / place, [(2, "open")])
     _age(tmp_path / place)
     rbtool.inspect(tmp_path / place, root=tmp_path / "root")
     assert (tmp_path / place / HIDDEN).stat().st_mtime == LONG_AGO
 
 
-def test_a_disk_that_cannot_be_written_to_can_be_read(store, monkeypatch):
+def test_a_read_only_disk_can_be_read(store, monkeypatch):
     def refuse(path: Path) -> None:
         raise OSError(30, os.strerror(30), str(path))
 
@@ -185,143 +198,104 @@ def test_a_disk_that_cannot_be_written_to_can_be_read(store, monkeypatch):
     assert rbtool.inspect(CART, root=store.root).steps == 2
 
 
-# verify ----------------------------------------------------------------------------------------------
-
-
-class Watch:
-    """Remembers what it was told."""
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        self.told = (label, total, unit)
-        self.count = 0
-
-    def advance(self, amount: int) -> None:
-        self.count += amount
-
-    def done(self, remark: str = "") -> None:
-        self.over = True
-
-
-def test_sound_datasets_and_originals_are_found_sound(store):
-    original, watch = store.original("pen-v1", kept=True), Watch()
+def test_verify_finds_sound_datasets_and_originals(store, heard):
+    original = store.original("pen-v1", kept=True)
     store.original("half-v1", kept=False)
-    found = rbtool.cache.verify(root=store.root, progress=watch)
+    found = verify(store, progress=heard)
     total = sum(map(_bytes, (store.door, store.cart, original.folder)))
     assert (found.datasets, found.originals, found.bytes, found.problems) == (2, 1, total, ())
-    assert (watch.told, watch.count, watch.over) == (("verifying", total, "bytes"), total, True)
-
-
-def _flip(path):
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-
-
-def _add(path, data):
-    path.write_bytes(path.read_bytes() + data)
+    assert (heard.started, sum(heard.advances), heard.ended) == ([("verifying", total, "bytes")], total, 1)
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda cart: _flip(cart / "action.memmap"), "action.memmap was changed"),
+        (lambda cart: flip(cart / "action.memmap", -1), "action.memmap was changed"),
         (lambda cart: (cart / "action.memmap").write_bytes(b""), "has 0 bytes"),
         (lambda cart: (cart / "action.memmap").unlink(), "is missing"),
         (lambda cart: (cart / MANIFEST).write_bytes(b"{"), "manifest.json"),
-        (
-            lambda cart: (cart / MANIFEST).write_bytes((cart / MANIFEST).read_bytes() + b" "),
-            "manifest.json was changed",
-        ),
+        (lambda cart: (cart / MANIFEST).write_text(f"{(cart / MANIFEST).read_text()} "), "manifest.json was changed"),
     ],
 )
-def test_damage_is_named(store, damage, said):
+def test_verify_names_damage(store, damage, said):
     damage(store.cart)
-    (problem,) = rbtool.cache.verify(root=store.root).problems
+    (problem,) = verify(store).problems
     assert (problem.name, problem.path) == (CART, store.cart)
     assert said in problem.message
 
 
-def test_every_damaged_file_is_named(store):
+def test_verify_names_every_damaged_file(store):
     for name in ("action.memmap", "observation.memmap"):
-        _flip(store.cart / name)
-    _flip(store.original("pen-v1", kept=True).files / "data" / "main.bin")
-    problems = rbtool.cache.verify(root=store.root).problems
+        flip(store.cart / name, -1)
+    flip(store.original("pen-v1", kept=True).files / "data" / "main.bin", -1)
+    problems = verify(store).problems
     assert [problem.name for problem in problems] == [CART, CART, "minari:pen-v1"]
     assert "checksum" in problems[2].message
 
 
-@pytest.mark.parametrize(("names", "count"), [((CART,), 1), (("minari:D4RL/*", CART), 2), (("*",), 2)])
-def test_some_can_be_verified(store, names, count):
-    assert rbtool.cache.verify(*names, root=store.root).datasets == count
+def test_verify_takes_names_and_patterns(store):
+    for names, count in (((CART,), 1), (("minari:D4RL/*", CART), 2), (("*",), 2)):
+        assert verify(store, *names).datasets == count
 
 
-def test_what_is_not_there_is_neither_verified_nor_removed(store):
+def test_missing_datasets_are_neither_verified_nor_removed(store):
     with pytest.raises(rbtool.DatasetNotFoundError, match="nope-v0"):
-        rbtool.cache.verify("minari:nope-v0", root=store.root)
+        verify(store, "minari:nope-v0")
     with pytest.raises(rbtool.UsageError, match="no dataset named"):
-        rbtool.cache.rm(root=store.root)
-    assert not rbtool.cache.prune(root=store.root, confirm=lambda plan: pytest.fail("asked")).removed
-
-
-# `cache rm` and `prune`: what was named goes, and nothing that somebody may want.
-
-
-def _names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-# rm --------------------------------------------------------------------------------------------------
+        rm(store)
+    assert not prune(store, confirm=lambda plan: pytest.fail("asked")).removed
 
 
 @pytest.mark.parametrize("name", [DOOR, "{door}", "minari/D4RL/door/human-v2", "minari/D4RL/../D4RL/door/human-v2/",
                                   "minari:D4RL/*", "*door*"])  # fmt: skip
-def test_a_dataset_goes_with_its_empty_folders(store, monkeypatch, name):
+def test_rm_removes_a_dataset_and_its_empty_folders(store, monkeypatch, name):
     monkeypatch.chdir(store.root)
-    size = sum(entry.bytes for entry in rbtool.cache.ls(root=store.root).entries if entry.name == DOOR)
-    done = rbtool.cache.rm(name.format(door=store.door), root=store.root)
+    size = sum(entry.bytes for entry in ls(store).entries if entry.name == DOOR)
+    done = rm(store, name.format(door=store.door))
     assert ([entry.name for entry in done.removed], done.bytes, done.dry_run) == ([DOOR], size, False)
     assert _names(store.root / "minari") == ["cart-v0"]
 
 
-def test_a_root_behind_a_link_is_as_good(store, tmp_path):
+def test_rm_works_in_a_root_behind_a_link(store, tmp_path):
     (tmp_path / "link").symlink_to(store.root)
     rbtool.cache.rm(CART, store.door, root=tmp_path / "link")
     assert _names(store.root) == ["minari"]
     assert _names(store.root / "minari") == []
 
 
-def test_removal_takes_what_is_damaged_and_leaves_what_is_not_ours(store):
+def test_rm_removes_damaged_datasets_and_leaves_foreign_files(store):
     (store.cart / MANIFEST).write_bytes(b"{")
-    rbtool.cache.rm(CART, root=store.root)
+    rm(store, CART)
     assert not store.cart.exists()
     (store.root / "minari" / "D4RL" / "notes.txt").write_text("mine")
-    rbtool.cache.rm(DOOR, root=store.root)
+    rm(store, DOOR)
     assert _names(store.root / "minari" / "D4RL") == ["notes.txt"]
 
 
-def test_an_original_goes_with_its_dataset(store):
+def test_rm_removes_the_original_with_its_dataset(store):
     store.original("cart-v0", kept=True)
     store.original("pen-v1", kept=True)
-    done = rbtool.cache.rm(CART, root=store.root)
+    done = rm(store, CART)
     assert [entry.what for entry in done.removed] == ["dataset", "original"]
     assert store.shown() == [(DOOR, "dataset"), ("minari:pen-v1", "original")]
-    rbtool.cache.rm("minari:pen-v1", root=store.root)
+    rm(store, "minari:pen-v1")
     assert _names(store.root / "minari") == ["D4RL"]
 
 
-def test_an_original_stays_until_the_last_dataset_made_from_it_goes(store):
+def test_rm_keeps_an_original_until_its_last_dataset_is_removed(store):
     store.original("walks/test-v0", kept=True, source="walks")  # what all of these say that they were made from
     write_walks(store.root / "walks" / "some@01234567", [(2, "open")])
     for name in ("minari:*", "walks:some@01234567"):
         assert ("walks:walks/test-v0", "original") in store.shown()
-        rbtool.cache.rm(name, root=store.root)
+        rm(store, name)
     assert store.shown() == []
 
 
 @pytest.mark.parametrize("refuse", ["dry run", "no"])
-def test_nothing_goes_without_a_yes(store, refuse):
+def test_nothing_is_removed_without_consent(store, refuse):
     before, heard = store.state(), []
     ask = {"dry_run": True} if refuse == "dry run" else {"confirm": lambda plan: bool(heard.append(plan))}
-    done = rbtool.cache.rm("*", root=store.root, **ask)
+    done = rm(store, "*", **ask)
     assert [entry.name for entry in done.removed] == [DOOR, CART]
     assert done.dry_run
     assert store.state() == before
@@ -329,90 +303,82 @@ def test_nothing_goes_without_a_yes(store, refuse):
     store.leftover()
     before = store.state()
     ask = {"dry_run": True} if refuse == "dry run" else {"confirm": lambda plan: False}
-    done = rbtool.cache.prune(root=store.root, **ask)
+    done = prune(store, **ask)
     assert ([entry.what for entry in done.removed], done.dry_run) == (["leftover"], True)
     assert store.state() == before
 
 
-def _foreign(store, tmp_path):
-    (store.cart / "thesis.tex").write_text("ten years")
-    return CART
+def _dataset(place):
+    write_walks(place, [(2, "open")])
+    return place
 
 
-def _outside(store, tmp_path):
-    write_walks(tmp_path / "mine", [(2, "open")])
-    return tmp_path / "mine"
+def _written(path):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    return path
 
 
-def _link(store, tmp_path):
-    (store.root / "minari" / "link-v0").symlink_to(_outside(store, tmp_path))
-    return store.root / "minari" / "link-v0"
+def _linked(path, target):
+    path.symlink_to(target)
+    return path
 
 
-def _through_a_link(store, tmp_path):
-    write_walks(tmp_path / "more" / "mine-v0", [(2, "open")])
-    (store.root / "linked").symlink_to(tmp_path / "more")
-    return store.root / "linked" / "mine-v0"
-
-
-def _not_ours(store, tmp_path):
-    (store.root / "photos").mkdir()
-    (store.root / "photos" / "cat.jpg").write_text("meow")
-    return store.root / "photos"
-
-
-REFUSED = [
-    (_foreign, "thesis.tex is not part of the dataset"),
-    (_outside, "is not below the root"),
-    (_link, "not a dataset or an original"),
-    (_through_a_link, "is not below the root"),
-    (_not_ours, "not a dataset or an original"),
-    (lambda store, tmp_path: store.leftover(), "not a dataset or an original"),
-    (lambda store, tmp_path: store.root, "is not below the root"),
-    (lambda store, tmp_path: store.root / "minari", "not a dataset or an original"),
-    (lambda store, tmp_path: store.door / ".rbtool", "not a dataset or an original"),
-    (lambda store, tmp_path: "", "a name is empty"),
-]
-
-
-@pytest.mark.parametrize(("prepare", "said"), REFUSED)
-def test_what_must_stay_is_refused_and_nothing_goes(store, tmp_path, prepare, said):
-    name = prepare(store, tmp_path)
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda root, tmp_path: _written(root / "minari/cart-v0/thesis.tex") and CART, "thesis.tex is not part of the"),
+        (lambda root, tmp_path: _dataset(tmp_path / "mine"), "is not below the root"),
+        (
+            lambda root, tmp_path: _linked(root / "minari/x", _dataset(tmp_path / "mine")),
+            "not a dataset or an original",
+        ),
+        (lambda root, tmp_path: _linked(root / "x", _dataset(tmp_path / "x/y").parent) / "y", "is not below the root"),
+        (lambda root, tmp_path: _written(root / "photos/cat.jpg").parent, "not a dataset or an original"),
+        (lambda root, tmp_path: _dataset(root / "minari/.cart-v0.rbtool-new-01234567"), "not a dataset or an original"),
+        (lambda root, tmp_path: root, "is not below the root"),
+        (lambda root, tmp_path: root / "minari", "not a dataset or an original"),
+        (lambda root, tmp_path: root / "minari/cart-v0/.rbtool", "not a dataset or an original"),
+        (lambda root, tmp_path: "", "a name is empty"),
+    ],
+)
+def test_rm_refuses_foreign_places_and_removes_nothing(store, tmp_path, prepare, said):
+    name = prepare(store.root, tmp_path)
     before = store.state()
     with pytest.raises(rbtool.UsageError, match=said):
-        rbtool.cache.rm(DOOR, name, root=store.root)
+        rm(store, DOOR, name)
     assert store.state() == before
 
 
-@pytest.mark.parametrize("name", ["minari:nope-v0", "nope*", "minari:D4RL/door", "./nope"])
-def test_what_is_not_there_is_not_found(store, name):
+def test_rm_of_a_missing_name_removes_nothing(store):
     before = store.state()
-    with pytest.raises(rbtool.DatasetNotFoundError, match=r"nope|door"):
-        rbtool.cache.rm(CART, name, root=store.root)
+    for name in ("minari:nope-v0", "nope*", "minari:D4RL/door", "./nope"):
+        with pytest.raises(rbtool.DatasetNotFoundError, match=r"nope|door"):
+            rm(store, CART, name)
     assert store.state() == before
 
 
 @pytest.mark.parametrize("which", ["dataset", "original"])
-def test_what_is_in_use_is_refused(store, which):
+def test_rm_refuses_what_another_process_uses(store, which):
     folder = store.cart if which == "dataset" else store.original("cart-v0", kept=True).folder
     descriptor = lock_folder(folder)
     with pytest.raises(rbtool.UsageError, match=r"in use by another process|another process is fetching"):
-        rbtool.cache.rm(DOOR, CART, root=store.root)
+        rm(store, DOOR, CART)
     os.close(descriptor)
     assert store.door.exists()
-    rbtool.cache.rm(DOOR, CART, root=store.root)
+    rm(store, DOOR, CART)
 
 
-def test_an_older_dataset_that_was_set_aside_does_not_come_back(store):
+def test_rm_removes_older_copies_that_were_set_aside(store):
     store.leftover("minari", ".cart-v0.rbtool-old-01234567")
-    rbtool.cache.rm(CART, root=store.root)
+    rm(store, CART)
     with pytest.raises(rbtool.DatasetNotFoundError):
         find_dataset(CART, store.root)
     assert _names(store.root / "minari") == ["D4RL"]
 
 
 def removed_up_to(root: Path, at: int) -> int:
-    """Remove the dataset in a child that dies at its n-th change of the file system; its exit status."""
+    """Remove the dataset in a child that dies at its n-th change of the file system; return its exit status."""
     child = os.fork()
     if not child:
         numbers = itertools.count(1)
@@ -424,7 +390,7 @@ def removed_up_to(root: Path, at: int) -> int:
 
         try:
             sys.addaudithook(strike)
-            rbtool.cache.rm("minari:cart-v0", root=root)
+            rbtool.cache.rm(CART, root=root)
             os._exit(0)
         finally:
             os._exit(1)
@@ -432,41 +398,38 @@ def removed_up_to(root: Path, at: int) -> int:
 
 
 @pytest.mark.slow
-def test_cut_at_any_point_it_leaves_the_dataset_or_a_leftover(store):
+def test_a_killed_rm_leaves_the_dataset_or_a_leftover(store):
     store.original("cart-v0", kept=True)
     ended, at = 9, 0
     while ended == 9:
         at += 1
         ended = removed_up_to(store.root, at)
         if store.cart.exists():
-            assert not rbtool.cache.verify(root=store.root).problems
+            assert not verify(store).problems
         else:
             kinds = {what for name, what in store.shown() if name == CART}
             assert kinds <= {"original", "leftover"}
             assert "dataset" not in kinds
-            rbtool.cache.prune(root=store.root)
+            prune(store)
             assert not [name for name, what in store.shown() if what == "leftover"]
             write_walks(store.cart, [(2, "open")])
     assert ended == 0
     assert at > 10
 
 
-# prune -----------------------------------------------------------------------------------------------
-
-
-def test_what_nobody_wants_goes(store):
+def test_prune_removes_leftovers_parts_and_old_listings(store):
     gone = [store.leftover(), store.leftover("minari", ".gone-v0.rbtool-new-01234567"),
             store.original("half-v1", kept=False).folder, store.listing(days=31)]  # fmt: skip
     store.original("pen-v1", kept=True)
-    size = rbtool.cache.ls(root=store.root).prunable_bytes
-    done = rbtool.cache.prune(root=store.root)
+    size = ls(store).prunable_bytes
+    done = prune(store)
     assert {entry.path for entry in done.removed} == set(gone)
     assert (done.bytes, done.dry_run) == (size, False)
     assert store.shown() == [(DOOR, "dataset"), (CART, "dataset"), ("minari:pen-v1", "original")]
     assert _names(store.root / "minari") == [".originals", "D4RL", "cart-v0"]
 
 
-def test_what_somebody_may_want_stays(store):
+def test_prune_keeps_everything_else(store):
     store.original("pen-v1", kept=True)
     (store.original("odd-v1", kept=True).folder / "fetched.json").write_text("{")
     store.listing(days=29)
@@ -474,13 +437,13 @@ def test_what_somebody_may_want_stays(store):
     with Staging(store.root / "minari" / "new-v0"):
         descriptor = lock_folder(store.original("half-v1", kept=False).folder)
         before = store.shown()
-        assert not rbtool.cache.prune(root=store.root).removed
+        assert not prune(store).removed
         assert store.shown() == before
         os.close(descriptor)
     assert (CART, "dataset") in before
 
 
-def test_what_came_into_use_during_the_question_stays(store):
+def test_prune_keeps_what_came_into_use_during_the_question(store):
     half, left = store.original("half-v1", kept=False), store.leftover()
     held = []
 
@@ -488,13 +451,13 @@ def test_what_came_into_use_during_the_question_stays(store):
         held.append(lock_folder(half.folder))
         return True
 
-    done = rbtool.cache.prune(root=store.root, confirm=think)
+    done = prune(store, confirm=think)
     os.close(held[0])
     assert [entry.path for entry in done.removed] == [left]
     assert half.folder.exists()
 
 
-def test_what_cannot_be_removed_is_told(store, monkeypatch):
+def test_prune_reports_what_it_cannot_remove(store, monkeypatch):
     store.leftover()
 
     def refuse(path, **folders):
@@ -502,13 +465,13 @@ def test_what_cannot_be_removed_is_told(store, monkeypatch):
 
     monkeypatch.setattr(fs, "remove", refuse)
     with pytest.raises(PermissionError):
-        rbtool.cache.prune(root=store.root)
+        prune(store)
 
 
-def test_what_was_half_written_goes_after_a_while(store):
+def test_prune_removes_half_written_files_after_a_while(store):
     path = store.root / "minari" / "..names.json.123.new"
     path.write_text("{")
-    assert path not in [entry.path for entry in rbtool.cache.prune(root=store.root, dry_run=True).removed]
+    assert path not in [entry.path for entry in prune(store, dry_run=True).removed]
     os.utime(path, (0, 0))
-    rbtool.cache.prune(root=store.root)
+    prune(store)
     assert not path.exists()

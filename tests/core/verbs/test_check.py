@@ -25,7 +25,6 @@ import rbtool
 from rbtool import CorruptDataError, RbtoolError, UsageError
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
-from rbtool.core.encodings.save import save_checkpoint
 from rbtool.core.errors import FormatError
 from rbtool.core.format import open_files
 from rbtool.core.format.checks import FOLDER_RULES, EpisodeTableRule, rows_of
@@ -37,14 +36,12 @@ from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
 from rbtool.core.results import to_document
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
-from rbtool.core.ted.rules import DATA_RULES, RULE_BY_ID, RULES, ContinuityRule
+from rbtool.core.ted.rules import DATA_RULES, RULE_BY_ID, RULES, ContinuityRule, SchemaRule, SingletonRule
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import ODD_LEAVES, DatasetPlan, relist, write_packed, write_plan, write_walks
 from rbtool.core.verbs import saved_buffers
 from rbtool.core.verbs.check import VideoRule
 from rbtool.core.verbs.convert import convert
-
-# Every rule on one damaged and one sound dataset.
 
 EPISODES = [(10, "terminated"), (10, "truncated"), (10, "both"), (1, "open")]
 Change = Callable[[np.ndarray], None]  # type: ignore[type-arg]
@@ -68,21 +65,15 @@ def _edit_table(folder: Path, column: str, row: int, value: Any) -> None:
 
 
 def _put_byte(index: int, value: int) -> Change:
-    def change(array: np.ndarray) -> None:  # type: ignore[type-arg]
-        array.view(np.uint8)[index] = value
-
-    return change
+    return lambda array: array.view(np.uint8).__setitem__(index, value)
 
 
 def _put(index: Any, value: Any) -> Change:
-    def change(array: np.ndarray) -> None:  # type: ignore[type-arg]
-        array[index] = value
-
-    return change
+    return lambda array: array.__setitem__(index, value)
 
 
 def _found(folder: Path) -> dict[str, str]:
-    """Findings of the rules about data by rule; the digests are wrong too, of course."""
+    """Messages of the rules about data, by rule and severity; that the digests differ is not news."""
     return {f"{f.rule} {f.severity}": f.message for f in rbtool.check(folder).findings if f.rule != "TED013"}
 
 
@@ -103,12 +94,7 @@ def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
         ("next.done", _put(3, True), "TED006 warning", r"1 of 31 steps is done inside .*step 3, episode 0"),
         ("next.reward", _put(7, np.nan), "TED007 error", r"next.reward is NaN .* 1 of 31 steps .*step 7, episode 0"),
         ("next.reward", _put(7, -np.inf), "TED007 error", "next.reward is NaN or infinite"),
-        (
-            "next.done",
-            _put_byte(9, 3),
-            "TED016 error",
-            r"next.done has a byte other than 0 and 1 in 1 of 31 steps .*step 9, episode 0",
-        ),
+        ("next.done", _put_byte(9, 3), "TED016 error", r"byte other than 0 and 1 in 1 of 31 .*step 9, episode 0"),
         ("action", _put(slice(None), 0), "TED008 warning", "action is zero everywhere"),
         ("action", _put((slice(None), 1), 3), "TED009 warning", r"action\[1\] never changes"),
         ("episode", _put(12, 5), "TED010 error", r"the row of step 12, episode 1 says it belongs to episode 5"),
@@ -116,25 +102,21 @@ def test_a_sound_dataset_breaks_no_rule(walks: Path) -> None:
         ("next.terminated", _put(9, False), "TED010 error", r"terminated of step 9, episode 0 differs"),
     ],
 )
-def test_damage_is_found_where_it_is(walks: Path, leaf: str, change: Change, rule: str, message: str) -> None:
+def test_a_rule_names_the_step_that_breaks_it(walks: Path, leaf: str, change: Change, rule: str, message: str) -> None:
     _edit(walks, leaf, change)
-    found = _found(walks)
-    assert rule in found
-    import re
-
-    assert re.search(message, found[rule]), found[rule]
+    found = _found(walks)[rule]
+    assert re.search(message, found), found
 
 
-def test_every_row_counts_whatever_the_chunks(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_do_not_change_what_is_found(walks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _edit(walks, "next.observation", _put([3, 14, 22], 0.5))
     whole = _found(walks)
-    small = lambda self, size=0: ((a, min(a + 4, 31)) for a in range(0, 31, 4))  # noqa: E731
-    monkeypatch.setattr(TedReader, "chunks", small)
+    monkeypatch.setattr(TedReader, "chunks", lambda self, size=0: ((a, min(a + 4, 31)) for a in range(0, 31, 4)))
     assert _found(walks) == whole
     assert "3 of 31 steps" in whole["TED004 error"]
 
 
-def test_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
+def test_a_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
     _edit(walks, "next.observation", _put(14, 0.5))
     _edit_table(walks, "explicit_next", 1, True)
     found = _found(walks)
@@ -142,7 +124,7 @@ def test_declared_discontinuity_is_only_a_warning(walks: Path) -> None:
     assert "as the episode table states" in found["TED004 warning"]
 
 
-def test_in_n_step_data_next_does_not_follow(walks: Path) -> None:
+def test_the_next_observation_of_n_step_data_need_not_follow(walks: Path) -> None:
     _edit(walks, "next.observation", _put(14, 0.5))
     _edit_table(walks, "explicit_next", 1, True)
     with TedReader(walks) as reader:
@@ -156,7 +138,7 @@ def test_in_n_step_data_next_does_not_follow(walks: Path) -> None:
 
 @pytest.mark.parametrize("done", [(9,), ()])
 @pytest.mark.parametrize("kind", [FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer])
-def test_the_episode_that_a_buffer_goes_on_with_is_no_error(kind, done, tmp_path) -> None:
+def test_the_unfinished_episode_of_a_buffer_is_no_error(kind, done, tmp_path) -> None:
     flag = torch.zeros(10, 1, dtype=torch.bool)
     flag[list(done)] = True
     seen, draw = torch.randn(11, 2), torch.randn(10, 1)
@@ -170,14 +152,14 @@ def test_the_episode_that_a_buffer_goes_on_with_is_no_error(kind, done, tmp_path
     assert result.findings == ()
 
 
-def test_an_unfinished_recording_is_told_how_to_be_restored(tmp_path: Path, walks: Path) -> None:
+def test_an_unfinished_recording_names_the_command_that_repairs_it(tmp_path: Path, walks: Path) -> None:
     with TedReader(walks) as reader:
         PackedRecorder(tmp_path / "recording", reader.fields).close()
     (finding,) = rbtool.check(tmp_path / "recording").findings
     assert (finding.rule, f"rbtool repair {tmp_path / 'recording'}" in finding.message) == ("TED014", True)
 
 
-def test_one_episode_cut_in_two_is_noticed(tmp_path: Path, walks: Path) -> None:
+def test_one_episode_cut_in_two_is_found(tmp_path: Path, walks: Path) -> None:
     with TedReader(walks) as reader:
         first = {name: reader.read(name, 10, 11) for name in (("observation",), ("info", "success"))}
     _edit(walks, "next.observation", _put(9, first[("observation",)][0]))
@@ -186,7 +168,7 @@ def test_one_episode_cut_in_two_is_noticed(tmp_path: Path, walks: Path) -> None:
     assert "step 9, episode 0" in _found(walks)["TED005 warning"]
 
 
-def test_data_never_written_are_an_error(walks: Path) -> None:
+def test_data_that_were_never_written_are_an_error(walks: Path) -> None:
     for leaf in ("observation", "next.observation", "action"):
         _edit(walks, leaf, _put(slice(None), 0))
     assert "never written" in _found(walks)["TED008 error"]
@@ -199,8 +181,6 @@ def test_a_table_that_does_not_add_up_is_an_error(walks: Path, column: str, valu
 
 
 def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
-    from dataclasses import replace
-
     kept = [field for field in Manifest.load(walks).fields if field.name not in {"next.truncated", "action"}]
     kept = [replace(field, shape=()) if field.name == "next.reward" else field for field in kept]
     relist(walks, fields=tuple(kept))
@@ -208,8 +188,6 @@ def test_missing_leaves_and_missing_singletons_are_errors(walks: Path) -> None:
         (walks / name).unlink()
     rules = {(f.rule, f.message) for f in rbtool.check(walks).findings}
     assert ("TED011", f"{walks / 'action.memmap'} is missing, expected 248 bytes") in rules
-    from rbtool.core.ted.rules import SchemaRule, SingletonRule
-
     messages = [f.message for rule in (SchemaRule, SingletonRule) for f in rule(kept, 31).findings()]
     assert messages == [
         "there is no 'next.truncated'",
@@ -229,16 +207,21 @@ def test_cut_files_stop_the_rules_that_read_rows(walks: Path) -> None:
     assert result.failed()
 
 
-def test_a_changed_byte_is_found_by_its_digest(walks: Path) -> None:
+def test_changed_documents_and_manifests_are_found_by_their_digests(walks: Path) -> None:
     path = walks / ".rbtool" / "source" / "metadata.json"
     path.write_bytes(path.read_bytes().replace(b"1", b"2"))
     [finding] = rbtool.check(walks).findings
     assert (finding.rule, finding.severity) == ("TED013", "error")
     assert "metadata.json was changed" in finding.message
+    path = walks / ".rbtool" / "manifest.json"
+    path.write_text(path.read_text().replace('"steps": 31', '"steps": 30'))
+    [finding] = rbtool.check(walks).findings
+    assert finding.rule == "TED014"
+    assert "was changed after it was written" in finding.message
 
 
 @pytest.mark.parametrize("form", ["flat", "nested", "h5"])
-def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_path: Path, form: str) -> None:
+def test_check_finds_nothing_in_a_checkpoint_until_it_is_cut(walks: Path, tmp_path: Path, form: str) -> None:
     rbtool.checkpoint.save(walks, tmp_path / "saved", form=form)
     assert rbtool.check(tmp_path / "saved").findings == ()
     cut = tmp_path / "saved" / "observation.memmap" if form != "h5" else tmp_path / "saved"
@@ -248,14 +231,6 @@ def test_a_cut_checkpoint_is_a_finding_and_a_sound_one_is_none(walks: Path, tmp_
     assert [(finding.rule, finding.episodes) for finding in result.findings] == whole
     assert (result.errors, result.rules, len(result.skipped)) == ((1, 1, 16) if form == "h5" else (2, 36, 0))
     assert result.failed()
-
-
-def test_a_changed_manifest_is_a_finding(walks: Path) -> None:
-    path = walks / ".rbtool" / "manifest.json"
-    path.write_text(path.read_text().replace('"steps": 31', '"steps": 30'))
-    [finding] = rbtool.check(walks).findings
-    assert finding.rule == "TED014"
-    assert "was changed after it was written" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -274,16 +249,14 @@ def test_every_bad_step_and_episode_is_listed(
     chunk: int,
 ) -> None:  # fmt: skip
     _edit(walks, leaf, change)
-    monkeypatch.setattr(
-        TedReader, "chunks", lambda reader: iter([(n, min(n + chunk, 31)) for n in range(0, 31, chunk)])
-    )
+    monkeypatch.setattr(TedReader, "chunks", lambda reader: ((n, min(n + chunk, 31)) for n in range(0, 31, chunk)))
     found = {finding.rule: finding for finding in rbtool.check(walks).findings if finding.severity == "error"}
     assert (found[rule].steps, found[rule].episodes) == (steps, episodes)
     document = json.loads(json.dumps(to_document(rbtool.check(walks))))
     assert [list(part) for part in steps] in [finding["steps"] for finding in document["findings"]]
 
 
-def test_check_warns_of_a_dataset_outside_its_spaces(tmp_path: Path) -> None:
+def test_values_outside_their_spaces_are_a_warning(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(10, "terminated"), (5, "truncated")])
     box = {"type": "Box", "shape": [2], "dtype": "float32", "low": 1e6, "high": 2e6}
     relist(tmp_path / "walks", spaces={"action": box})
@@ -304,21 +277,15 @@ def test_one_changed_byte_anywhere_in_a_packed_dataset_is_found(tmp_path: Path) 
     files = [path for path in sorted(packed.rglob("*")) if path.is_file() and path.stat().st_size]
     assert len(files) > 20
     for number, path in enumerate(files):
-        data = bytearray(path.read_bytes())
-        data[number * 7919 % len(data)] ^= 0x10
-        path.write_bytes(data)
+        sound = flip(path, number * 7919 % path.stat().st_size, 4)
         with contextlib.suppress(FormatError):  # raised, unless the file is opened for the check
             assert rbtool.check(packed).failed(), path
-        data[number * 7919 % len(data)] ^= 0x10
-        path.write_bytes(data)
+        path.write_bytes(sound)
     found, others = (rbtool.check(path).findings for path in (packed, tmp_path / "ted"))
     assert [replace(one, mend="") for one in found] == [replace(one, mend="") for one in others]
 
 
-# The table of rules agrees with the code of the rules.
-
-
-def test_the_table_of_rules_is_that_of_the_code(tmp_path: Path) -> None:
+def test_the_table_lists_the_rules_of_the_code(tmp_path: Path) -> None:
     assert {one.rule for one in RULES if one.about == "rows"} == {rule.rule_id for rule in DATA_RULES}
     folder = {EpisodeTableRule.rule_id, VideoRule.rule_id, *(rule.rule_id for rule in FOLDER_RULES), "TED014"}
     assert {one.rule for one in RULES if one.about == "folder"} == folder
@@ -332,23 +299,14 @@ def test_the_table_of_rules_is_that_of_the_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", [*DATA_RULES, EpisodeTableRule, VideoRule], ids=lambda rule: rule.rule_id)
-def test_a_rule_reports_the_severities_of_its_entry(rule: Any) -> None:
+def test_the_table_lists_the_severities_of_each_rule(rule: Any) -> None:
     named = re.findall(r'"(error|warning)"', inspect.getsource(rule))
     assert tuple(sorted(set(named))) == RULE_BY_ID[rule.rule_id].severities
 
 
-# A file that is there and cannot be opened is not reported as missing.
-
-
-@pytest.fixture
-def walk(tmp_path: Path) -> Path:
-    write_walks(tmp_path / "walks", [(3, "terminated")])
-    return tmp_path / "walks"
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("verb", [rbtool.inspect, rbtool.check, rbtool.stats, rbtool.load_dataset])
-def test_the_error_of_the_system_names_the_file(walk: Path, number: int, verb: Callable[..., Any], monkeypatch) -> None:
+def test_a_file_that_cannot_be_opened_is_not_called_missing(walks, number: int, verb, monkeypatch) -> None:
     opened = open_files.open_regular
 
     def failing(name: Any, **options: Any) -> int:
@@ -358,16 +316,11 @@ def test_the_error_of_the_system_names_the_file(walk: Path, number: int, verb: C
 
     monkeypatch.setattr(open_files, "open_regular", failing)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
-        verb(walk)
-    assert (caught.value.errno, caught.value.filename) == (number, str(walk / "action.memmap"))
+        verb(walks)
+    assert (caught.value.errno, caught.value.filename) == (number, str(walks / "action.memmap"))
 
 
-def test_a_file_that_is_not_there_is_missing(walk: Path) -> None:
-    (walk / "action.memmap").unlink()
-    assert "action.memmap is missing" in rbtool.check(walk).findings[0].message
-
-
-def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
+def test_an_hdf5_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "odd.h5"
     with h5py.File(path, "w", libver="earliest") as h5:
         h5["plain"], h5["text"] = np.arange(3.0), ["a", "b", "c"]
@@ -381,8 +334,7 @@ def test_a_root_that_is_no_group_is_damage(tmp_path: Path) -> None:
         rbtool.inspect(path)
 
 
-# What is small and describes the rest is compared with its digest at every open.
-
+# What describes the rows is small, and compared with its digest whenever a dataset is opened.
 FORMS = ["ted", "packed", "recording", "flat", "nested"]
 PLAN = DatasetPlan((4, 3), ("open", "both"), (False, True), ODD_LEAVES[:2], text=True, documents=True)
 
@@ -390,107 +342,96 @@ PLAN = DatasetPlan((4, 3), ("open", "both"), (False, True), ODD_LEAVES[:2], text
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One dataset in every form."""
-    opened_folder = tmp_path_factory.mktemp("made")
-    write_plan(PLAN, opened_folder / "ted")
-    convert(opened_folder / "ted", opened_folder / "packed", layout="packed")
-    with (
-        TedReader(opened_folder / "ted") as reader,
-        PackedRecorder(opened_folder / "recording", reader.fields) as recorder,
-    ):
+    folder = tmp_path_factory.mktemp("made")
+    write_plan(PLAN, folder / "ted")
+    convert(folder / "ted", folder / "packed", layout="packed")
+    with TedReader(folder / "ted") as reader, PackedRecorder(folder / "recording", reader.fields) as recorder:
         for number, (start, stop) in enumerate([(0, 4), (4, 7)]):
             rows = {field.key: reader.read(field.key, start, stop) for field in reader.fields}
             recorder.add_episode(rows, episode=number)
     for form in ("flat", "nested", "h5"):
-        target = opened_folder / form
-        if form != "h5":
-            target.mkdir()
-        with open_steps(opened_folder / "ted") as reader:
-            save_checkpoint(reader, target, form)  # type: ignore[arg-type]
-    return opened_folder
+        rbtool.checkpoint.save(folder / "ted", folder / form, form=form)
+    return folder
 
 
 @pytest.fixture
-def opened_folder(made: Path, tmp_path: Path) -> Path:
+def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "copy"))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_damaged_description_of_the_rows_is_found_at_open(opened_folder: Path, form: str) -> None:
-    small = [*(opened_folder / form / ".rbtool/episodes").iterdir(), *(opened_folder / form).rglob("*.json")]
-    small = [
-        path for path in small if path.parent.name not in {"source", ".rbtool"} and path.name != "env_metadata.json"
-    ]
+def test_a_damaged_description_of_the_rows_is_found_at_open(folder: Path, form: str) -> None:
+    files = [*(folder / form / ".rbtool/episodes").iterdir(), *(folder / form).rglob("*.json")]
+    small = [one for one in files if one.parent.name not in {"source", ".rbtool"} and one.name != "env_metadata.json"]
     assert len(small) >= 13
     for path in small:
         sound = flip(path, path.stat().st_size // 2)
         with pytest.raises(CorruptDataError, match=f"{path.name} was changed"):
-            open_steps(opened_folder / form)
+            open_steps(folder / form)
         path.write_bytes(sound)
-    open_steps(opened_folder / form).close()
+    open_steps(folder / form).close()
 
 
 @pytest.mark.parametrize("form", ["ted", "packed"])
-def test_no_verb_believes_a_damaged_episode_table(opened_folder: Path, form: str) -> None:
-    flip(opened_folder / form / ".rbtool/episodes/return.memmap", 0)
-    flip(opened_folder / form / ".rbtool/episodes/seed.memmap", 0)
+def test_a_damaged_episode_table_is_refused_by_every_verb(folder: Path, form: str) -> None:
+    flip(folder / form / ".rbtool/episodes/return.memmap", 0)
+    flip(folder / form / ".rbtool/episodes/seed.memmap", 0)
     for verb in (rbtool.inspect, rbtool.sample, rbtool.load_dataset, rbtool.stats):
         with pytest.raises(CorruptDataError, match=r"return\.memmap was changed"):
-            verb(opened_folder / form)  # type: ignore[operator]
-    found = {finding.rule: finding.message for finding in rbtool.check(opened_folder / form).findings}
+            verb(folder / form)  # type: ignore[operator]
+    found = {finding.rule: finding.message for finding in rbtool.check(folder / form).findings}
     assert ["return" in found["TED014"], "seed" in found["TED013"]] == [True, True]
 
 
 @pytest.mark.parametrize("form", ["ted", "packed", "flat", "nested"])
 @pytest.mark.parametrize("name", [".rbtool/episodes_text.jsonl", ".rbtool/source/raw.bin", "env_metadata.json"])
-def test_damaged_text_and_source_documents_are_found_where_they_are_used(opened_folder, form: str, name: str) -> None:
-    flip(opened_folder / form / name, 0)
-    with open_steps(opened_folder / form) as reader, pytest.raises(CorruptDataError, match="was changed"):
+def test_damaged_text_and_source_documents_are_found_where_they_are_used(folder, form: str, name: str) -> None:
+    flip(folder / form / name, 0)
+    with open_steps(folder / form) as reader, pytest.raises(CorruptDataError, match="was changed"):
         _ = reader.episode_text, reader.documents()
 
 
 @pytest.mark.parametrize(
     "part", ["episodes/length.memmap", "episodes/seed.memmap", "episodes_text.jsonl", "source/raw.bin"]
 )
-def test_a_damaged_small_part_of_one_file_is_found_where_it_is_used(opened_folder: Path, part: str) -> None:
-    path = opened_folder / "h5"
-    flip(path, path.read_bytes().rindex((opened_folder / "ted" / ".rbtool" / part).read_bytes()))
+def test_a_damaged_small_part_of_one_file_is_found_where_it_is_used(folder: Path, part: str) -> None:
+    path = folder / "h5"
+    flip(path, path.read_bytes().rindex((folder / "ted" / ".rbtool" / part).read_bytes()))
     with open_steps(path) as reader, pytest.raises(CorruptDataError, match="was changed"):
         _ = reader.episodes, reader.episode_text, reader.documents()
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_content_digest_that_is_not_that_of_the_files_is_refused(opened_folder: Path, form: str) -> None:
-    relist(opened_folder / form, content_digest="xxh3-128:" + "0" * 32)
+def test_a_content_digest_that_is_not_that_of_the_files_is_refused(folder: Path, form: str) -> None:
+    relist(folder / form, content_digest="xxh3-128:" + "0" * 32)
     with pytest.raises(CorruptDataError, match="but its listed files give"):
-        open_steps(opened_folder / form)
-    assert [finding.rule for finding in rbtool.check(opened_folder / form).findings] == ["TED014"]
+        open_steps(folder / form)
+    assert [finding.rule for finding in rbtool.check(folder / form).findings] == ["TED014"]
 
 
-def test_a_file_that_is_listed_twice_is_refused(opened_folder: Path) -> None:
-    manifest = Manifest.load(opened_folder / "ted")
-    relist(opened_folder / "ted", files=(*manifest.files, manifest.files[0]))
+def test_a_file_that_is_listed_twice_is_refused(folder: Path) -> None:
+    manifest = Manifest.load(folder / "ted")
+    relist(folder / "ted", files=(*manifest.files, manifest.files[0]))
     with pytest.raises(CorruptDataError, match="lists a file twice"):
-        open_steps(opened_folder / "ted")
+        open_steps(folder / "ted")
 
 
-def test_a_leaf_without_a_listed_file_is_refused(opened_folder: Path) -> None:
-    files = [file for file in Manifest.load(opened_folder / "ted").files if file.path != "action.memmap"]
-    (opened_folder / "ted" / "action.memmap").rename(opened_folder / "kept")
-    relist(opened_folder / "ted")
-    (opened_folder / "kept").rename(opened_folder / "ted" / "action.memmap")
-    assert Manifest.load(opened_folder / "ted").files == tuple(files)
+def test_a_leaf_without_a_listed_file_is_refused(folder: Path) -> None:
+    files = [file for file in Manifest.load(folder / "ted").files if file.path != "action.memmap"]
+    (folder / "ted" / "action.memmap").rename(folder / "kept")
+    relist(folder / "ted")
+    (folder / "kept").rename(folder / "ted" / "action.memmap")
+    assert Manifest.load(folder / "ted").files == tuple(files)
     with pytest.raises(CorruptDataError, match=r"lists 0 bytes of action\.memmap"):
-        open_steps(opened_folder / "ted")
+        open_steps(folder / "ted")
 
 
-def test_statistics_of_the_same_bytes_read_otherwise_are_not_taken_for_the_dataset_s(tmp_path: Path) -> None:
+def test_statistics_of_equal_bytes_with_other_dtypes_are_not_reused(tmp_path: Path) -> None:
     write_plan(replace(PLAN, text=False), tmp_path / "honest")
     shutil.copytree(tmp_path / "honest", tmp_path / "other")
-    fields = [
-        replace(field, dtype="int32") if field.dtype == "float32" else field
-        for field in Manifest.load(tmp_path / "other").fields
-    ]
-    relist(tmp_path / "other", fields=tuple(fields))
+    fields = Manifest.load(tmp_path / "other").fields
+    other = (replace(field, dtype="int32") if field.dtype == "float32" else field for field in fields)
+    relist(tmp_path / "other", fields=tuple(other))
     expected = rbtool.stats(tmp_path / "honest", root=tmp_path / "empty").fields
     assert rbtool.stats(tmp_path / "other", root=tmp_path).fields != expected
     found = rbtool.stats(tmp_path / "honest", root=tmp_path)
@@ -498,7 +439,7 @@ def test_statistics_of_the_same_bytes_read_otherwise_are_not_taken_for_the_datas
     assert rbtool.stats(tmp_path / "honest", root=tmp_path).remembered
 
 
-def test_damaged_remembered_statistics_are_not_believed(tmp_path: Path) -> None:
+def test_damaged_remembered_statistics_are_taken_anew(tmp_path: Path) -> None:
     write_plan(replace(PLAN, text=False), tmp_path / "data")
     expected = rbtool.stats(tmp_path / "data", root=tmp_path).fields
     (path,) = (tmp_path / ".stats").iterdir()
@@ -510,23 +451,23 @@ def test_damaged_remembered_statistics_are_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["ted", "packed"])
-def test_data_are_compared_with_their_digests_where_that_is_asked_for(opened_folder: Path, form: str) -> None:
-    data = opened_folder / form / ("action.memmap" if form == "ted" else "records.bin")
-    rbtool.load_dataset(opened_folder / form, verify=True)
-    assert rbtool.sample(opened_folder / form, 2, seed=0, verify=True) == rbtool.sample(opened_folder / form, 2, seed=0)
+def test_verify_compares_data_with_their_digests(folder: Path, form: str) -> None:
+    data = folder / form / ("action.memmap" if form == "ted" else "records.bin")
+    rbtool.load_dataset(folder / form, verify=True)
+    assert rbtool.sample(folder / form, 2, seed=0, verify=True) == rbtool.sample(folder / form, 2, seed=0)
     flip(data, 0)
-    rbtool.load_dataset(opened_folder / form)
-    rbtool.sample(opened_folder / form, 2)
+    rbtool.load_dataset(folder / form)
+    rbtool.sample(folder / form, 2)
     for verb in (rbtool.load_dataset, rbtool.sample):
         with pytest.raises(CorruptDataError, match=f"{data.name} was changed"):
-            verb(opened_folder / form, verify=True)  # type: ignore[operator]
+            verb(folder / form, verify=True)  # type: ignore[operator]
 
 
-def test_what_has_no_digests_cannot_be_verified(opened_folder: Path) -> None:
-    shutil.rmtree(opened_folder / "ted" / ".rbtool")
-    rbtool.sample(opened_folder / "ted", 2)
+def test_a_folder_without_digests_cannot_be_verified(folder: Path) -> None:
+    shutil.rmtree(folder / "ted" / ".rbtool")
+    rbtool.sample(folder / "ted", 2)
     with pytest.raises(UsageError, match="has no digests"):
-        rbtool.sample(opened_folder / "ted", 2, verify=True)
+        rbtool.sample(folder / "ted", 2, verify=True)
 
 
 def is_found(path: Path) -> bool:
@@ -539,15 +480,15 @@ def is_found(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("form", ["packed", "recording"])
-def test_a_flip_in_any_file_of_a_dataset_is_found(opened_folder: Path, form: str) -> None:
-    for file, at in flips(opened_folder / form, places=1):
-        assert is_found(opened_folder / form), (file, at)
-    assert not is_found(opened_folder / form)
+def test_a_flip_in_any_file_of_a_dataset_is_found(folder: Path, form: str) -> None:
+    for file, at in flips(folder / form, places=1):
+        assert is_found(folder / form), (file, at)
+    assert not is_found(folder / form)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [*FORMS, "h5"])
-def test_many_flips_in_any_file_of_a_dataset_are_found(opened_folder: Path, form: str) -> None:
-    for file, at in flips(opened_folder / form, places=300 if form == "h5" else 24):
-        assert is_found(opened_folder / form), (file, at)
-    assert not is_found(opened_folder / form)
+def test_many_flips_in_any_file_of_a_dataset_are_found(folder: Path, form: str) -> None:
+    for file, at in flips(folder / form, places=300 if form == "h5" else 24):
+        assert is_found(folder / form), (file, at)
+    assert not is_found(folder / form)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from minari_oracle import assert_equals_minari
@@ -25,49 +25,25 @@ DATA = Path(__file__).parents[2] / "data" / "minari"
 CARTPOLE = DATA / "cartpole" / "scripted-v0"
 
 
-class Heard:
-    """A progress that remembers."""
-
-    def __init__(self) -> None:
-        self.said: list[tuple[str, int | None, str]] = []
-        self.steps = 0
-        self.ended = 0
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        self.said.append((label, total, unit))
-
-    def advance(self, amount: int) -> None:
-        self.steps += amount
-
-    def done(self, remark: str = "") -> None:
-        self.ended += 1
-
-    def note(self, text: str) -> None:
-        raise AssertionError(text)
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
 
 
-def test_the_result_says_what_there_is(tmp_path: Path) -> None:
-    heard = Heard()
+def test_the_result_describes_the_dataset(tmp_path: Path, heard: Any) -> None:
     result = convert(CARTPOLE, tmp_path / "ted", progress=heard)
-    assert heard.said == [("converting", 4864, "steps")]
-    assert (heard.steps, heard.ended) == (4864, 1)
+    assert (heard.started, heard.notes) == ([("converting", 4864, "steps")], [])
+    assert (sum(heard.advances), heard.ended) == (4864, 1)
     assert (result.kind, result.path, result.source) == ("convert", tmp_path / "ted", CARTPOLE)
     assert (result.steps, result.episodes, result.layout) == (4864, 12, "ted")
     assert result.bytes == sum(record.size for record in Manifest.load(tmp_path / "ted").files)
-    assert sum(result.boundary.values()) == 12
-    assert result.boundary["end_of_file"] == 0
-    assert not result.already_there
-    assert not result.dry_run
+    assert (sum(result.boundary.values()), result.boundary["end_of_file"]) == (12, 0)
+    assert (result.already_there, result.dry_run) == (False, False)
     assert json.loads(json.dumps(to_document(result), allow_nan=False))["kind"] == "convert"
 
 
-def test_the_manifest_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_the_manifest_records_source_and_episodes(tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "ted", episodes="2,0:2")
     manifest = Manifest.load(tmp_path / "ted")
     assert (manifest.request.source, manifest.request.id) == ("minari", "cartpole/scripted-v0")
@@ -79,7 +55,7 @@ def test_the_manifest_says_where_it_comes_from(tmp_path: Path) -> None:
     assert manifest.spaces["action"] == {"type": "Discrete", "dtype": "int64", "start": 0, "n": 2}
 
 
-def test_the_sources_own_metadata_are_kept(tmp_path: Path) -> None:
+def test_documents_of_the_source_are_kept(tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "ted")
     with TedReader(tmp_path / "ted") as reader:
         documents = reader.documents()
@@ -95,7 +71,7 @@ def test_tensordict_opens_the_result(tmp_path: Path) -> None:
     assert loaded["next", "observation", "agent", "pos"].shape == (181, 2)
 
 
-def test_the_same_source_is_converted_once(tmp_path: Path) -> None:
+def test_an_equal_source_is_already_there(tmp_path: Path) -> None:
     first = convert(CARTPOLE, tmp_path / "ted")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     second = convert(CARTPOLE, tmp_path / "ted")
@@ -109,12 +85,12 @@ def test_the_same_source_is_converted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("episodes", [None, ":", "0:"])
-def test_all_episodes_by_any_name_are_the_whole(episodes: str | None, tmp_path: Path) -> None:
+def test_a_choice_of_all_episodes_is_no_choice(episodes: str | None, tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "ted")
     assert convert(CARTPOLE, tmp_path / "ted", episodes=episodes).already_there
 
 
-def test_chosen_episodes(tmp_path: Path) -> None:
+def test_chosen_episodes_are_converted(tmp_path: Path) -> None:
     result = convert(CARTPOLE, tmp_path / "ted", episodes="10:12,3")
     assert (result.episodes, result.steps) == (3, 17 + 500 + 500)
     assert assert_equals_minari(tmp_path / "ted", CARTPOLE, [3, 10, 11]) > 0
@@ -127,21 +103,19 @@ def test_chosen_episodes(tmp_path: Path) -> None:
         ("5:5", "holds no"),
     ],
 )  # fmt: skip
-def test_episodes_that_make_no_sense(episodes: str, sentence: str, tmp_path: Path) -> None:
+def test_impossible_episodes_are_refused(episodes: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=sentence):
         convert(CARTPOLE, tmp_path / "ted", episodes=episodes)
     assert list(tmp_path.iterdir()) == []
 
 
 def _other_source(source: Path, dest: Path) -> str:
-    shutil.rmtree(dest)
-    convert(DATA / "pendulum" / "random-v0", dest)
+    convert(DATA / "pendulum" / "random-v0", dest, force=True)
     return "is dataset minari:pendulum/random-v0, not minari:cartpole/scripted-v0"
 
 
 def _other_episodes(source: Path, dest: Path) -> str:
-    shutil.rmtree(dest)
-    convert(source, dest, episodes="0:2")
+    convert(source, dest, episodes="0:2", force=True)
     return "is dataset minari:cartpole/scripted-v0, episodes 0:2, not minari:cartpole/scripted-v0"
 
 
@@ -171,7 +145,7 @@ DIFFERENCES = (_other_source, _other_episodes, _changed_source, _missing_file, _
 
 
 @pytest.mark.parametrize("change", DIFFERENCES)
-def test_what_is_there_and_differs_is_replaced_by_force_only(change: object, tmp_path: Path) -> None:
+def test_a_different_dataset_is_replaced_only_with_force(change: object, tmp_path: Path) -> None:
     source, dest = shutil.copytree(CARTPOLE, tmp_path / "source"), tmp_path / "ted"
     convert(source, dest)
     why = change(source, dest)  # type: ignore[operator]
@@ -185,17 +159,8 @@ def test_what_is_there_and_differs_is_replaced_by_force_only(change: object, tmp
     assert assert_equals_minari(dest, CARTPOLE) > 0
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_what_is_not_ours_is_never_replaced(force: bool, tmp_path: Path) -> None:
-    (tmp_path / "ted").mkdir()
-    (tmp_path / "ted" / "thesis.tex").write_text("all of it")
-    with pytest.raises(UsageError, match="is not an rbtool dataset"):
-        convert(CARTPOLE, tmp_path / "ted", force=force)
-    assert tree(tmp_path) == {"ted/thesis.tex": b"all of it"}
-
-
 @pytest.mark.parametrize("place", ["", "data", "data/inside", "inside", "..", "link/inside"])
-def test_source_and_destination_may_not_lie_one_in_the_other(place: str, tmp_path: Path) -> None:
+def test_a_destination_that_overlaps_a_raw_source_is_refused(place: str, tmp_path: Path) -> None:
     source = shutil.copytree(CARTPOLE, tmp_path / "deep" / "source")
     (tmp_path / "deep" / "source" / "link").symlink_to(source / "data")
     before = tree(tmp_path)
@@ -204,7 +169,7 @@ def test_source_and_destination_may_not_lie_one_in_the_other(place: str, tmp_pat
     assert tree(tmp_path) == before
 
 
-def test_a_dry_run_writes_nothing_and_says_what_there_would_be(tmp_path: Path) -> None:
+def test_a_dry_run_tells_what_would_be_made(tmp_path: Path) -> None:
     dry = convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True, episodes="3:8")
     assert list(tmp_path.iterdir()) == []
     wet = convert(CARTPOLE, tmp_path / "deep" / "ted", episodes="3:8")
@@ -217,7 +182,7 @@ def test_a_dry_run_writes_nothing_and_says_what_there_would_be(tmp_path: Path) -
         convert(CARTPOLE, tmp_path / "deep" / "ted", dry_run=True)
 
 
-def test_nothing_is_written_without_room_or_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_space_and_unknown_sources_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fs.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
     with pytest.raises(OutOfSpaceError, match=r"1,000 bytes free, \d+,\d+ are needed"):
         convert(CARTPOLE, tmp_path / "ted")
@@ -231,20 +196,18 @@ def test_nothing_is_written_without_room_or_a_source(tmp_path: Path, monkeypatch
         convert(tmp_path, tmp_path / "ted")
 
 
-def test_an_error_halfway_leaves_the_old_one(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_the_old_dataset(tmp_path: Path, heard: Any) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
     write_walks(tmp_path / "ted", [(3, "open")])
-    before = tree(tmp_path)
-
-    class Stop(Heard):
-        def advance(self, amount: int) -> None:
-            raise KeyboardInterrupt
-
+    before, heard.meanwhile = tree(tmp_path), interrupt
     with pytest.raises(KeyboardInterrupt):
-        convert(CARTPOLE, tmp_path / "ted", force=True, progress=Stop())
+        convert(CARTPOLE, tmp_path / "ted", force=True, progress=heard)
     assert tree(tmp_path) == before
 
 
-def test_a_dataset_without_episodes(tmp_path: Path) -> None:
+def test_a_source_without_episodes_becomes_an_empty_dataset(tmp_path: Path) -> None:
     from gymnasium import spaces
     from minari_oracle import write_minari
 
@@ -256,43 +219,15 @@ def test_a_dataset_without_episodes(tmp_path: Path) -> None:
     assert TensorDict.load_memmap(tmp_path / "ted").batch_size == (0,)
 
 
-def test_looking_over_a_large_source_is_a_stage_to_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_survey_of_the_source_is_shown(tmp_path: Path, heard: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rbtool.core.verbs.convert._SOON", 0.0)
-    heard = Heard()
     convert(CARTPOLE, tmp_path / "ted", progress=heard)
-    assert heard.said == [("looking over", None, "episodes"), ("converting", 4864, "steps")]
-    assert (heard.steps, heard.ended) == (12 + 4864, 2)
-
-
-class Meanwhile(Heard):
-    """Does something once, in the middle of the conversion."""
-
-    def __init__(self, act: Callable[[], object]) -> None:
-        super().__init__()
-        self.act = act
-
-    def advance(self, amount: int) -> None:
-        act, self.act = self.act, lambda: None
-        act()
-
-
-def test_another_process_that_makes_the_same_in_the_meantime(tmp_path: Path) -> None:
-    dest = tmp_path / "ted"
-    result = convert(CARTPOLE, dest, progress=Meanwhile(lambda: convert(CARTPOLE, dest)))
-    assert result.already_there
-    assert [path.name for path in tmp_path.iterdir()] == ["ted"]
-    assert assert_equals_minari(dest, CARTPOLE) > 0
-
-
-def test_another_process_that_makes_something_else_in_the_meantime(tmp_path: Path) -> None:
-    other, dest = DATA / "pendulum" / "random-v0", tmp_path / "ted"
-    with pytest.raises(UsageError, match="is dataset minari:pendulum/random-v0, not minari:cartpole"):
-        convert(CARTPOLE, dest, progress=Meanwhile(lambda: convert(other, dest)))
-    assert assert_equals_minari(dest, other) > 0
+    assert heard.started == [("looking over", None, "episodes"), ("converting", 4864, "steps")]
+    assert (sum(heard.advances), heard.ended) == (12 + 4864, 2)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_that_appears_before_the_first_write_is_respected(same: bool, tmp_path: Path, monkeypatch) -> None:
     source, dest = CARTPOLE if same else DATA / "pendulum" / "random-v0", tmp_path / "ted"
 
     def quicker(folder: Path, needed: int) -> None:
@@ -308,7 +243,7 @@ def test_another_process_that_was_quicker(same: bool, tmp_path: Path, monkeypatc
     assert assert_equals_minari(dest, source) > 0
 
 
-def test_a_checkpoint_at_the_destination_is_called_one(tmp_path: Path) -> None:
+def test_a_checkpoint_at_the_destination_is_refused_as_one(tmp_path: Path) -> None:
     made = convert(CARTPOLE, tmp_path / "dataset")
     checkpoint.save(made.path, tmp_path / "saved", form="flat")
     with pytest.raises(UsageError, match=r"saved already exists and is a checkpoint of minari:\S+, not a dataset"):
@@ -333,12 +268,12 @@ def test_max_episodes_takes_the_first_of_the_selected_episodes(given, same, tmp_
     assert convert(CARTPOLE, tmp_path / "first", **given).already_there
 
 
-def test_max_episodes_is_refused_where_it_makes_no_sense(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
+def test_impossible_max_episodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="max-episodes is 0"):
         convert(CARTPOLE, tmp_path / "ted", max_episodes=0)
     convert(CARTPOLE, tmp_path / "ted")
-    with pytest.raises(UsageError):  # another request
+    with pytest.raises(UsageError, match="already exists"):
         convert(CARTPOLE, tmp_path / "ted", max_episodes=1)
-    with pytest.raises(UsageError):  # of TED, whose episodes preprocess chooses
+    with pytest.raises(UsageError, match="about raw datasets"):  # preprocess chooses episodes of TED
         convert(tmp_path / "ted", tmp_path / "again", max_episodes=1)
     assert not (tmp_path / "again").exists()

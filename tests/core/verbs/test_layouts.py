@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +28,6 @@ from rbtool.core.verbs.inspect import inspect
 from rbtool.core.verbs.list import list_datasets
 from rbtool.core.verbs.sample import sample
 
-# The verbs on datasets in layout `packed`: they do what they do on `ted`.
-
 DATA = Path(__file__).parents[2] / "data" / "minari"
 CARTPOLE = DATA / "cartpole" / "scripted-v0"
 
@@ -46,7 +46,7 @@ def differences(one: Path, other: Path) -> list[object]:
 
 
 @pytest.mark.parametrize("compress", [[], ["observation=zstd:1", "action=lz4"]])
-def test_a_dataset_goes_to_packed_and_back(walks: Path, tmp_path: Path, compress: list[str]) -> None:
+def test_a_dataset_is_packed_and_unpacked(walks: Path, tmp_path: Path, compress: list[str]) -> None:
     packed = convert(walks, tmp_path / "small", layout="packed", compress=compress)
     assert (packed.layout, packed.steps, packed.request["layout"]) == ("packed", 11, "packed")
     assert differences(walks, tmp_path / "small") == []
@@ -56,7 +56,7 @@ def test_a_dataset_goes_to_packed_and_back(walks: Path, tmp_path: Path, compress
     assert convert(walks, tmp_path / "small", layout="packed", compress=compress[::-1]).already_there
 
 
-def test_a_foreign_dataset_becomes_packed_at_once(tmp_path: Path) -> None:
+def test_a_raw_dataset_is_converted_to_packed_at_once(tmp_path: Path) -> None:
     ted = convert(CARTPOLE, tmp_path / "ted")
     planned = convert(CARTPOLE, tmp_path / "packed", layout="packed", dry_run=True)
     packed = convert(CARTPOLE, tmp_path / "packed", layout="packed")
@@ -78,16 +78,15 @@ def test_a_download_takes_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [entry.layout for entry in list_datasets(root=root).datasets] == ["ted", "packed"]
 
 
-def test_check_sample_and_inspect_find_the_same_in_either_layout(walks: Path, tmp_path: Path) -> None:
+def test_check_sample_and_inspect_agree_on_both_layouts(walks: Path, tmp_path: Path) -> None:
     assert check(tmp_path / "packed").findings == check(walks).findings
     one, other = sample(walks, 20, seed=1), sample(tmp_path / "packed", 20, seed=1)
     assert (one.indices, one.fields, one.episodes) == (other.indices, other.fields, other.episodes)
     ted, packed = inspect(walks, episode=1), inspect(tmp_path / "packed", episode=1)
     assert (ted.layout, packed.layout, ted.bytes_saved) == ("ted", "packed", 0)
     assert packed.layouts["ted"] == sum(field.bytes for field in packed.fields)
-    assert packed.layouts["packed"] == sum(
-        path.stat().st_size for path in (tmp_path / "packed").glob("*") if path.is_file()
-    )
+    files = [path for path in (tmp_path / "packed").glob("*") if path.is_file()]
+    assert packed.layouts["packed"] == sum(path.stat().st_size for path in files)
     assert packed.bytes_saved == max(0, packed.layouts["ted"] - packed.layouts["packed"])
     assert (packed.fields, packed.episode, packed.ends) == (ted.fields, ted.episode, ted.ends)
 
@@ -110,7 +109,7 @@ def edit_schema(packed: Path, change: dict[str, object], entry: dict[str, object
         ({}, {"dtype": "float99"}, "expected the key, the type and the shape of a leaf"),
     ],
 )
-def test_check_finds_what_this_version_cannot_read(walks, tmp_path, change, entry, match) -> None:
+def test_a_schema_of_another_version_is_refused(walks, tmp_path, change, entry, match) -> None:
     edit_schema(tmp_path / "packed", change, entry)
     result = check(tmp_path / "packed")
     (finding,) = result.findings
@@ -122,13 +121,13 @@ def test_check_finds_what_this_version_cannot_read(walks, tmp_path, change, entr
 
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_check_finds_white_space_that_was_changed(walks: Path, tmp_path: Path, layout: str) -> None:
+def test_check_finds_changed_white_space_in_a_manifest(walks: Path, tmp_path: Path, layout: str) -> None:
     path = walks if layout == "ted" else tmp_path / "packed"
     (path / MANIFEST).write_bytes((path / MANIFEST).read_bytes().rstrip())
     assert [finding.rule for finding in check(path).findings] == ["TED013"]
 
 
-def test_what_is_no_dataset_cannot_be_checked(walks: Path, tmp_path: Path) -> None:
+def test_check_refuses_a_folder_that_is_no_dataset(walks: Path, tmp_path: Path) -> None:
     (walks / MANIFEST).write_text("{}")
     (tmp_path / "plain").mkdir()
     for path, kind in ((walks, FormatError), (tmp_path / "plain", (FormatError, DatasetNotFoundError))):
@@ -137,8 +136,8 @@ def test_what_is_no_dataset_cannot_be_checked(walks: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("form", ["ted", "flat", "nested", "h5"])
-def test_a_checkpoint_of_it_is_that_of_ted(walks: Path, tmp_path: Path, form: str) -> None:
-    saved = checkpoint.save(tmp_path / "packed", tmp_path / "saved", form=form)  # type: ignore[arg-type]
+def test_a_checkpoint_of_a_packed_dataset_restores_ted(walks: Path, tmp_path: Path, form: Any) -> None:
+    saved = checkpoint.save(tmp_path / "packed", tmp_path / "saved", form=form)
     assert saved.dataset_digest == Manifest.load(walks).content_digest
     assert checkpoint.verify(tmp_path / "saved", walks).equal
     assert checkpoint.verify(tmp_path / "saved", tmp_path / "packed").equal
@@ -146,27 +145,13 @@ def test_a_checkpoint_of_it_is_that_of_ted(walks: Path, tmp_path: Path, form: st
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_preprocessing_gives_the_same(walks: Path, tmp_path: Path, workers: int) -> None:
-    (tmp_path / "prep.py").write_text("def same(rows):\n    return rows\n")
-    function = f"{tmp_path / 'prep.py'}:same"
+def test_preprocess_makes_the_same_of_either_layout(walks: Path, tmp_path: Path, workers: int) -> None:
+    (tmp_path / "prep.py").write_text("def same(rows): return rows")
     one, other = (
-        preprocess(path, function, tmp_path / f"made-{path.name}", num_workers=workers)
+        preprocess(path, f"{tmp_path}/prep.py:same", tmp_path / f"made-{path.name}", num_workers=workers)
         for path in (walks, tmp_path / "packed")
     )
     assert one.content_digest == other.content_digest
-
-
-@pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_a_damaged_source_is_refused_and_the_destination_untouched(walks: Path, tmp_path: Path, layout: str) -> None:
-    source = walks if layout == "ted" else tmp_path / "packed"
-    file = source / ("action.memmap" if layout == "ted" else "records.bin")
-    data = bytearray(file.read_bytes())
-    data[17] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CorruptDataError, match="was changed after it was written"):
-        convert(source, tmp_path / "dest", layout="packed")
-    assert not (tmp_path / "dest").exists()
-    assert not list(tmp_path.glob(".*rbtool-new*"))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +167,9 @@ def test_a_damaged_source_is_refused_and_the_destination_untouched(walks: Path, 
         ({"episodes": "0:2"}, "--episodes is about raw datasets of other libraries"),
     ],
 )
-def test_what_cannot_be_asked_for(walks: Path, tmp_path: Path, options: dict[str, object], match: str) -> None:
+def test_impossible_layouts_and_compressions_are_refused(walks: Path, tmp_path: Path, options: Any, match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        convert(walks, tmp_path / "dest", **options)  # type: ignore[arg-type]
+        convert(walks, tmp_path / "dest", **options)
     assert not (tmp_path / "dest").exists()
 
 
@@ -197,7 +182,7 @@ def test_another_compression_is_another_dataset(walks: Path, tmp_path: Path) -> 
         convert(tmp_path / "other", tmp_path / "packed", layout="packed", compress=["observation=zstd"])
 
 
-def test_what_preprocess_made_of_the_same_dataset_is_no_conversion(walks: Path, tmp_path: Path) -> None:
+def test_a_result_of_preprocess_is_not_taken_for_a_conversion(walks: Path, tmp_path: Path) -> None:
     once, some = tmp_path / "once", tmp_path / "some"
     preprocess(walks, None, once, operations={"clip_reward": "-1:1"}, num_workers=0)
     preprocess(once, None, some, operations={"episodes": "0:1"}, num_workers=0)
@@ -211,19 +196,21 @@ def test_what_preprocess_made_of_the_same_dataset_is_no_conversion(walks: Path, 
     ("form", "compress"),
     [("ted", []), ("flat", ["observation=zstd:1"]), ("nested", []), ("h5", ["observation=zstd:1"]), ("h5", [])],
 )
-def test_a_checkpoint_becomes_packed_at_once(walks: Path, tmp_path: Path, form: str, compress: list[str]) -> None:
-    checkpoint.save(walks, tmp_path / "saved", form=form)  # type: ignore[arg-type]
-    options: dict[str, object] = {"layout": "packed", "compress": compress}
-    afterwards = convert(checkpoint.load(tmp_path / "saved", tmp_path / "ted").path, tmp_path / "two steps", **options)  # type: ignore[arg-type]
-    planned = checkpoint.load(tmp_path / "saved", tmp_path / "loaded", dry_run=True, **options)  # type: ignore[arg-type]
+def test_a_checkpoint_becomes_packed_at_once(walks: Path, tmp_path: Path, form: Any, compress: list[str]) -> None:
+    saved = checkpoint.save(walks, tmp_path / "saved", form=form).path
+    options: dict[str, Any] = {"layout": "packed", "compress": compress}
+    afterwards = convert(checkpoint.load(saved, tmp_path / "ted").path, tmp_path / "two steps", **options)
+    planned = checkpoint.load(saved, tmp_path / "loaded", dry_run=True, **options)
     assert (planned.layout, planned.dry_run, (tmp_path / "loaded").exists()) == ("packed", True, False)
-    loaded = checkpoint.load(tmp_path / "saved", tmp_path / "loaded", **options)  # type: ignore[arg-type]
-    converted = convert(tmp_path / "saved", tmp_path / "converted", **options)  # type: ignore[arg-type]
+    loaded, converted = (
+        checkpoint.load(saved, tmp_path / "loaded", **options),
+        convert(saved, tmp_path / "b", **options),
+    )
     assert loaded.content_digest == converted.content_digest == afterwards.content_digest
     assert (loaded.form, loaded.layout, converted.layout) == (form, "packed", "packed")
-    assert differences(walks, tmp_path / "loaded") == []
-    assert checkpoint.load(tmp_path / "saved", tmp_path / "loaded", **options).already_there  # type: ignore[arg-type]
-    assert convert(tmp_path / "saved", tmp_path / "back").content_digest == Manifest.load(walks).content_digest
+    assert differences(walks, loaded.path) == []
+    assert checkpoint.load(saved, loaded.path, **options).already_there
+    assert convert(saved, tmp_path / "back").content_digest == Manifest.load(walks).content_digest
 
 
 def test_a_checkpoint_of_torchrl_becomes_packed_at_once(walks: Path, tmp_path: Path) -> None:
@@ -234,22 +221,9 @@ def test_a_checkpoint_of_torchrl_becomes_packed_at_once(walks: Path, tmp_path: P
     assert checkpoint.load(tmp_path / "theirs.h5", tmp_path / "small", layout="packed").already_there
 
 
-def test_a_damaged_checkpoint_leaves_nothing(walks: Path, tmp_path: Path) -> None:
-    checkpoint.save(walks, tmp_path / "saved", form="flat")
-    data = bytearray((tmp_path / "saved" / "observation.memmap").read_bytes())
-    data[5] ^= 1
-    (tmp_path / "saved" / "observation.memmap").write_bytes(data)
-    for call in (checkpoint.load, convert):
-        with pytest.raises(CorruptDataError, match="changed after it was written"):
-            call(tmp_path / "saved", tmp_path / "dest", layout="packed")
-    assert not (tmp_path / "dest").exists()
-    with pytest.raises(UsageError, match="layout ted has no compressed fields"):
-        checkpoint.load(tmp_path / "saved", tmp_path / "dest", compress=["observation=zstd"])
-
-
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_rows_of_another_dataset_than_was_saved_are_refused(walks: Path, tmp_path: Path, layout: str) -> None:
-    """A manifest that is sound in itself, but names another dataset."""
+def test_a_checkpoint_that_restores_other_data_is_refused(walks: Path, tmp_path: Path, layout: str) -> None:
+    """The manifest is sound in itself, but names another dataset."""
     checkpoint.save(walks, tmp_path / "saved", form="flat")
     manifest = Manifest.load(tmp_path / "saved")
     last = replace(manifest.provenance[-1], inputs={"content_digest": "xxh3-128:" + "0" * 32})
@@ -261,14 +235,12 @@ def test_rows_of_another_dataset_than_was_saved_are_refused(walks: Path, tmp_pat
 
 
 def test_a_tensordict_folder_becomes_a_dataset(walks: Path, tmp_path: Path) -> None:
-    for path in sorted((walks / ".rbtool").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    (walks / ".rbtool").rmdir()
+    shutil.rmtree(walks / ".rbtool")
     made = convert(walks, tmp_path / "dest", layout="packed")
     assert (made.steps, made.episodes) == (11, 3)
 
 
-def test_a_dataset_in_the_other_layout_is_not_replaced_unasked(walks: Path, tmp_path: Path) -> None:
+def test_a_dataset_in_the_other_layout_is_not_already_there(walks: Path, tmp_path: Path) -> None:
     convert(CARTPOLE, tmp_path / "plain")
     digest = Manifest.load(tmp_path / "plain").content_digest
     with pytest.raises(UsageError, match=r"already exists and is dataset \S+, not \S+, layout packed"):
@@ -277,7 +249,7 @@ def test_a_dataset_in_the_other_layout_is_not_replaced_unasked(walks: Path, tmp_
 
 
 @pytest.mark.parametrize("text", ["[1]", "3", "{}", '{"a":', '{"format": "rbtool packed", "byte_order": "little"}'])
-def test_a_schema_that_is_none_is_said_in_one_sentence(walks: Path, tmp_path: Path, text: str) -> None:
+def test_a_broken_schema_is_one_sentence(walks: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "packed" / "schema.json").write_text(text)
     with pytest.raises((FormatError, CorruptDataError), match=r"schema\.json") as raised:
         convert(tmp_path / "packed", tmp_path / "back")
@@ -285,47 +257,30 @@ def test_a_schema_that_is_none_is_said_in_one_sentence(walks: Path, tmp_path: Pa
     assert not (tmp_path / "back").exists()
 
 
-# What verbs write is opened by `load_dataset`, and draws what they draw.
+# `load_dataset` opens all that verbs write.
 
-DOOR = "minari:D4RL/door/human-v2"
 EPISODES = [(4, "open"), (1, "terminated"), (6, "both"), (2, "truncated")]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A storage root with `minari:D4RL/door/human-v2`, which has these episodes; the network is forbidden."""
-    write_walks(tmp_path / "home" / "minari" / "D4RL" / "door" / "human-v2", EPISODES)  # type: ignore[arg-type]
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "no minari"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def two_walks(tmp_path: Path) -> Path:
-    """Four short episodes."""
-    write_walks(tmp_path / "walks", EPISODES)  # type: ignore[arg-type]
+def four_walks(tmp_path: Path) -> Path:
+    write_walks(tmp_path / "walks", EPISODES)
     return tmp_path / "walks"
 
 
-def test_it_draws_what_the_command_line_draws(home: Path) -> None:
-    found = load_dataset(DOOR, seed=11).sample(20)["index"]
-    assert found.tolist() == list(rbtool.sample(DOOR, 20, seed=11).indices)
-
-
-def save_form(two_walks: Path, out: Path, form: str) -> Path:
-    """Save a dataset in a form that is none of a dataset."""
+def save_form(four_walks: Path, out: Path, form: str) -> Path:
+    """Write a dataset as a checkpoint, a saved storage or an export."""
     kind, _, layout = form.rpartition(" ")
     if kind == "export":
-        return rbtool.export(two_walks, out / (f"x.{layout}" if layout != "parquet" else "x"), to=layout).path
+        return rbtool.export(four_walks, out / (f"x.{layout}" if layout != "parquet" else "x"), to=layout).path
     if kind == "storage":
         checkpointer = {"flat": rbtool.FlatStorageCheckpointer, "h5": rbtool.H5StorageCheckpointer}[layout]()
-        rows = load_dataset(two_walks)[:]
+        rows = load_dataset(four_walks)[:]
         storage = rbtool.LazyTensorStorage(len(rows), checkpointer=checkpointer)
         storage.set(range(len(rows)), rows)
         storage.dumps(out / "x")
         return out / "x"
-    return rbtool.checkpoint.save(two_walks, out / "x.h5", form=layout, for_library=kind or None).path
+    return rbtool.checkpoint.save(four_walks, out / "x.h5", form=layout, for_library=kind or None).path
 
 
 FORMS = [
@@ -335,20 +290,17 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_that_is_written_is_opened(two_walks: Path, tmp_path: Path, form: str) -> None:
-    path, expected = save_form(two_walks, tmp_path, form), load_dataset(two_walks, 4, seed=0)
+def test_load_dataset_opens_every_form(four_walks: Path, tmp_path: Path, form: str) -> None:
+    path, expected = save_form(four_walks, tmp_path, form), load_dataset(four_walks, 4, seed=0)
     buffer = load_dataset(path, 4, seed=0)
-    whole = (
-        buffer[:].select(*expected[:].keys(True, True)).clone()
-    )  # of TorchRL's layouts, and of storages, with root flags
+    whole = buffer[:].select(*expected[:].keys(True, True)).clone()  # without the root flags of some forms
     assert (whole == expected[:]).all()
     drawn = expected.sample()
     assert (buffer.sample().select(*drawn.keys(True, True)) == drawn).all()
     again = pickle.loads(pickle.dumps(buffer))
     assert (again[:] == buffer[:]).all()
-    lengths = buffer.storage.episode_lengths().tolist()
-    assert lengths == expected.storage.episode_lengths().tolist()
-    assert load_dataset(path, split_trajs=True)[:].shape == load_dataset(two_walks, split_trajs=True)[:].shape
+    assert buffer.storage.episode_lengths().tolist() == expected.storage.episode_lengths().tolist()
+    assert load_dataset(path, split_trajs=True)[:].shape == load_dataset(four_walks, split_trajs=True)[:].shape
     with pytest.raises(UsageError, match="is not a dataset, and cannot be edited in place"):
         load_dataset(path, mode="r+")
     buffer[:].zero_()
@@ -356,21 +308,21 @@ def test_every_form_that_is_written_is_opened(two_walks: Path, tmp_path: Path, f
     made = rbtool.convert(path, tmp_path / "made").path
     assert (load_dataset(made)[:].select(*whole.keys(True, True)) == whole).all()
     assert rbtool.check(path).errors == 0
-    assert rbtool.inspect(path).steps == rbtool.inspect(two_walks).steps
+    assert rbtool.inspect(path).steps == rbtool.inspect(four_walks).steps
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_verify_needs_digests(two_walks: Path, tmp_path: Path, form: str) -> None:
-    path = save_form(two_walks, tmp_path, form)
+def test_load_dataset_verifies_forms_with_digests(four_walks: Path, tmp_path: Path, form: str) -> None:
+    path = save_form(four_walks, tmp_path, form)
     if form.startswith(("torchrl", "export")):
         with pytest.raises(UsageError, match="has no digests"):
             load_dataset(path, verify=True)
     else:
-        assert len(load_dataset(path, verify=True)) == len(load_dataset(two_walks))
+        assert len(load_dataset(path, verify=True)) == len(load_dataset(four_walks))
 
 
-def test_rows_of_an_export_that_do_not_fit_into_memory(two_walks: Path, tmp_path: Path, monkeypatch) -> None:
-    path = save_form(two_walks, tmp_path, "export h5")
+def test_an_export_that_does_not_fit_into_memory_is_refused(four_walks: Path, tmp_path: Path, monkeypatch) -> None:
+    path = save_form(four_walks, tmp_path, "export h5")
     monkeypatch.setattr("rbtool.core.datasets.storage.exceeds_memory", lambda size: True)
     with pytest.raises(UsageError, match="do not fit into memory") as caught:
         load_dataset(path)

@@ -8,10 +8,12 @@ import pickle
 import shutil
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from torch.utils.data import DataLoader
 
 import rbtool
@@ -20,8 +22,6 @@ from rbtool.core.format.mixture import read_mixture
 from rbtool.core.ted.schema import Field
 from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.mix import weighted_names
-
-# `mix`: the file that it writes, what is noticed when it is opened, and what the other verbs make of it.
 
 
 @pytest.fixture
@@ -40,7 +40,9 @@ def names_in(path: str) -> list[str]:
     return [member.name for member in read_mixture(Path(path)).dataset]
 
 
-# The file --------------------------------------------------------------------------------------------
+def mix(*datasets: str, to: str = "m.toml", **options: Any) -> Any:
+    """Mix `data/a` and `data/b`, unless others are given."""
+    return rbtool.mix(datasets or ["data/a", "data/b"], to, **options)
 
 
 def test_paths_are_relative_to_the_file_and_ids_stay(work):
@@ -57,25 +59,25 @@ def test_paths_are_relative_to_the_file_and_ids_stay(work):
     assert rbtool.inspect("else/mixes/new/m.toml").members[0].path == work / "else/data/a"
 
 
-def test_a_link_to_a_dataset_or_to_a_folder_is_followed_when_the_file_is_opened(work):
+def test_links_are_followed_when_the_file_is_opened(work):
     Path("newest").symlink_to("data/a")
     Path("deep/er").mkdir(parents=True)
     Path("short").symlink_to("deep/er")
-    rbtool.mix(["newest", "data/b"], "short/m.toml")
+    mix("newest", "data/b", to="short/m.toml")
     assert names_in("deep/er/m.toml") == ["../../newest", "../../data/b"]
     assert rbtool.inspect("short/m.toml").steps == 12
     Path("m.toml").symlink_to("deep/er/m.toml")
     assert rbtool.inspect("m.toml").steps == 12
 
 
-def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(work):
-    rbtool.mix(["data/a", "data/b"], "m.toml")
+def test_an_equal_mixture_is_already_there_and_another_is_replaced_with_force(work):
+    mix()
     before = Path("m.toml").stat().st_mtime_ns
-    assert rbtool.mix(["data/a", "data/b"], "m.toml").already_there
+    assert mix().already_there
     with pytest.raises(UsageError, match=r"m.toml already exists and is another mixture"):
-        rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2])
+        mix(p=[1, 2])
     assert Path("m.toml").stat().st_mtime_ns == before
-    rbtool.mix(["data/a", "data/b"], "m.toml", p=[1, 2], force=True)
+    mix(p=[1, 2], force=True)
     assert [one.weight for one in rbtool.inspect("m.toml").members] == [1, 2]
     assert sorted(path.name for path in work.iterdir()) == ["data", "m.toml"]
 
@@ -85,57 +87,51 @@ def test_an_equal_mixture_is_left_as_it_is_and_another_is_replaced_with_force(wo
 def test_a_file_of_another_kind_is_never_replaced(work, text, force):
     Path("m.toml").write_text(text)
     with pytest.raises(UsageError, match="already exists and is not a mixture of datasets; left unchanged"):
-        rbtool.mix(["data/a", "data/b"], "m.toml", force=force)
+        mix(force=force)
     assert Path("m.toml").read_text() == text
 
 
 def test_a_dry_run_writes_nothing(work):
-    result = rbtool.mix(["data/a", "data/b"], "new/m.toml", p="size", temperature=2.0, dry_run=True)
+    result = mix(to="new/m.toml", p="size", temperature=2.0, dry_run=True)
     assert result.dry_run
     assert [round(one.share, 3) for one in result.members] == [0.542, 0.458]
     assert [path.name for path in work.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "more", "error", "words"),
+    ("datasets", "options", "error", "words"),
     [
-        ((["data/a"], "m.toml"), {}, UsageError, "one dataset to mix, expected two or more"),
-        (([], "m.toml"), {}, UsageError, "no dataset to mix, expected two or more"),
-        (("data/a", "m.toml"), {}, UsageError, "one dataset to mix"),
-        (
-            (["data/a", "data/b"], "data/b"),
-            {},
-            UsageError,
-            "the destination comes last, and data/b does not end in .toml",
-        ),
-        ((["data/a", "data/b"], "data/a/m.toml"), {}, UsageError, "is inside the dataset"),
-        ((["data/a", "data/c"], "m.toml"), {}, DatasetNotFoundError, "data/c not found"),
-        ((["data/a", "minari:c"], "m.toml"), {}, DatasetNotFoundError, "minari:c is not in"),
-        ((["data/a", "data"], "m.toml"), {}, FormatError, "is neither a dataset nor a checkpoint"),
-        ((["data/a", "data/b"], "m.toml"), {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
-        ((["data/a", "data/b"], "m.toml"), {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
-        ((["data/a", "data/b"], "m.toml"), {"p": [0, 0]}, UsageError, "all weights are 0"),
-        (
-            (["data/a", "data/b"], "m.toml"), {"p": [1]}, UsageError, "p has 1 weights, expected one for each of 2",
-        ),
-        (
-            (["data/a", "data/b"], "m.toml"), {"p": "sise"}, UsageError,
-            "weights are 'sise', expected numbers, 'size' or a score",
-        ),
-        ((["data/a", "data/b"], "m.toml"), {"temperature": 0}, UsageError, "the temperature is 0"),
-        ((["data/a", "data/b"], "m.toml"), {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
+        (["data/a"], {}, UsageError, "one dataset to mix, expected two or more"),
+        ([], {}, UsageError, "no dataset to mix, expected two or more"),
+        ("data/a", {}, UsageError, "one dataset to mix"),
+        (None, {"dest": "data/b"}, UsageError, "the destination comes last, and data/b does not end in .toml"),
+        (None, {"dest": "data/a/m.toml"}, UsageError, "is inside the dataset"),
+        (["data/a", "data/c"], {}, DatasetNotFoundError, "data/c not found"),
+        (["data/a", "minari:c"], {}, DatasetNotFoundError, "minari:c is not in"),
+        (["data/a", "data"], {}, FormatError, "is neither a dataset nor a checkpoint"),
+        (None, {"p": [1, -1]}, UsageError, "a weight is -1, expected a number from 0"),
+        (None, {"p": [1, float("nan")]}, UsageError, "a weight is nan"),
+        (None, {"p": [0, 0]}, UsageError, "all weights are 0"),
+        (None, {"p": [1]}, UsageError, "p has 1 weights, expected one for each of 2"),
+        (None, {"p": "sise"}, UsageError, "weights are 'sise', expected numbers, 'size' or a score"),
+        (None, {"temperature": 0}, UsageError, "the temperature is 0"),
+        (None, {"schema": "onion"}, UsageError, "no schema policy 'onion'; did you mean"),
     ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused_and_nothing_is_written(work, arguments, more, error, words):
+)
+def test_impossible_mixtures_are_refused_and_not_written(work, datasets, options, error, words):
+    given = ["data/a", "data/b"] if datasets is None else datasets
     with pytest.raises(error, match=words):
-        rbtool.mix(*arguments, **more)
-    assert sorted(str(path) for path in work.rglob("*.toml")) == []
+        rbtool.mix(given, **{"dest": "m.toml"} | options)
+    assert sorted(work.rglob("*.toml")) == []
 
 
-def test_what_cannot_be_mixed_is_refused(work):
+def test_a_dataset_without_steps_is_not_mixed(work):
     write_walks(Path("empty"), [])
     with pytest.raises(UsageError, match="empty has no steps: there is nothing to draw from it"):
-        rbtool.mix(["data/a", "empty"], "m.toml")
+        mix("data/a", "empty")
+
+
+def test_weights_that_are_no_numbers_missing_or_ambiguous_are_refused(work):
     with pytest.raises(UsageError, match="the weight of data/a is 'half', expected a number"):
         weighted_names(["data/a:half", "data/b:1"])
     with pytest.raises(UsageError, match="data/b has no weight, but others have one"):
@@ -143,9 +139,6 @@ def test_what_cannot_be_mixed_is_refused(work):
     write_walks(Path("data/a:1"), [(5, "open")])
     with pytest.raises(UsageError, match="data/a:1 is ambiguous: it is a dataset, and so is data/a"):
         weighted_names(["data/a:1", "data/b:1"])
-
-
-# Names and weights of a command line -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,16 +153,13 @@ def test_what_cannot_be_mixed_is_refused(work):
         (["data/x:1:2", "data/b:1"], (["data/x:1", "data/b"], [2.0, 1.0])),
     ],
 )
-def test_weights_follow_names(work, tmp_path, words, found):
+def test_weights_are_read_after_names(work, tmp_path, words, found):
     write_walks(tmp_path / "home" / "minari" / "1464", [(2, "open")])
     assert weighted_names(words) == found
 
 
-# What is noticed -------------------------------------------------------------------------------------
-
-
 def test_a_changed_dataset_is_noticed_until_the_file_is_written_again(work):
-    rbtool.mix(["data/a", "data/b"], "m.toml")
+    mix()
     rbtool.preprocess("data/b", operations={"clip_reward": "0:0"}, dest="data/c")
     shutil.rmtree("data/b")
     shutil.move("data/c", "data/b")
@@ -177,7 +167,7 @@ def test_a_changed_dataset_is_noticed_until_the_file_is_written_again(work):
         with pytest.raises(CorruptDataError, match=r"data/b changed since .*m.toml was written"):
             open_it("m.toml")
     assert rbtool.check("m.toml").errors == 1
-    rbtool.mix(["data/a", "data/b"], "m.toml", force=True)
+    mix(force=True)
     assert len(rbtool.load_dataset("m.toml", 8).sample()) == 8
     text = Path("m.toml").read_text()
     Path("m.toml").write_text("\n".join(line for line in text.split("\n") if "content_digest" not in line))
@@ -188,16 +178,16 @@ def test_a_changed_dataset_is_noticed_until_the_file_is_written_again(work):
 
 
 def test_a_changed_mixture_in_a_mixture_is_noticed(work):
-    rbtool.mix(["data/a", "data/b"], "in.toml")
-    rbtool.mix(["in.toml", "data/a"], "out.toml")
+    mix(to="in.toml")
+    mix("in.toml", "data/a", to="out.toml")
     assert [one.datasets for one in rbtool.inspect("out.toml").members] == [2, 1]
-    rbtool.mix(["data/a", "data/b"], "in.toml", p=[1, 3], force=True)
+    mix(to="in.toml", p=[1, 3], force=True)
     with pytest.raises(CorruptDataError, match=r"in.toml changed since .*out.toml was written"):
         rbtool.load_dataset("out.toml")
 
 
 def test_a_missing_dataset_and_a_cycle_are_named(work):
-    rbtool.mix(["data/a", "data/b"], "m.toml")
+    mix()
     rbtool.mix(["m.toml", "data/b"], "n.toml")
     shutil.move("data/b", "data/c")
     with pytest.raises(DatasetNotFoundError, match=r"m.toml: .*data/b not found"):
@@ -209,7 +199,7 @@ def test_a_missing_dataset_and_a_cycle_are_named(work):
         rbtool.mix(["n.toml", "data/a"], "n.toml", force=True)
 
 
-def test_mixtures_in_mixtures_without_end_are_refused(work, monkeypatch):
+def test_deeply_nested_mixtures_are_refused(work, monkeypatch):
     monkeypatch.setattr("rbtool.core.datasets.mixtures._MOST", 50)
     rbtool.mix(["data/a", "data/a"], "m0.toml")
     text = "\n".join(line for line in Path("m0.toml").read_text().split("\n") if "digest" not in line)
@@ -221,39 +211,33 @@ def test_mixtures_in_mixtures_without_end_are_refused(work, monkeypatch):
         rbtool.inspect("m6.toml")
 
 
-# Fields that differ ----------------------------------------------------------------------------------
-
-
-def test_fields_that_differ_are_refused_in_one_sentence(work):
+def test_fields_that_differ_are_refused_unless_the_policy_allows_them(work):
     rbtool.preprocess("data/b", operations={"exclude": "info"}, dest="less")
     rbtool.preprocess("data/b", operations={"cast": "action=float64"}, dest="wide")
     with pytest.raises(SchemaError, match=r"differ in 2 fields: info.success: int32 \[\] in data/a, nothing in less"):
-        rbtool.mix(["data/a", "less"], "m.toml")
+        mix("data/a", "less")
     for schema in ("error", "union", "intersect"):
         with pytest.raises(SchemaError, match=r"action: float32 \[2\] in data/a, float64 \[2\] in wide"):
-            rbtool.mix(["data/a", "wide"], "m.toml", schema=schema)
-    rbtool.mix(["data/a", "less"], "m.toml", schema="union")
+            mix("data/a", "wide", schema=schema)
+    mix("data/a", "less", schema="union")
     Path("m.toml").write_text(Path("m.toml").read_text().replace("union", "error"))
     with pytest.raises(SchemaError, match=r"the datasets of .*m.toml differ in 2 fields"):
         rbtool.load_dataset("m.toml")
     assert rbtool.check("m.toml").errors == 1
 
 
-def test_rewards_over_several_steps_are_not_mixed_with_others_unless_asked_for(work):
+def test_rewards_over_n_steps_are_mixed_with_others_only_on_request(work):
     rbtool.preprocess("data/a", operations={"n_step": 3, "gamma": 0.9}, dest="three")
     with pytest.raises(SchemaError, match=r"next.reward is a sum over n steps in three, and of one step in the others"):
-        rbtool.mix(["data/a", "three"], "m.toml")
-    result = rbtool.mix(["data/a", "three"], "m.toml", schema="intersect")
+        mix("data/a", "three")
+    result = mix("data/a", "three", schema="intersect")
     assert "next.reward is a sum over n steps in three, and of one step in the others" in result.notes
-
-
-# Other verbs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("schema", ["union", "intersect"])
 def test_sample_describes_the_fields_of_the_batch(work, schema):
     rbtool.preprocess("data/b", operations={"exclude": "info"}, dest="less")
-    rbtool.mix(["data/a", "less"], "m.toml", schema=schema)
+    mix("data/a", "less", schema=schema)
     rbtool.mix(["m.toml", "data/b"], "n.toml", schema="intersect")
     keys = [field.key for field in rbtool.sample("m.toml", 8).fields]
     assert ("schema_mask.info.success" in keys) == ("info.success" in keys) == (schema == "union")
@@ -280,17 +264,16 @@ def test_fields_with_one_name_in_dots_are_two_fields(work, written, schema, left
 
 
 def test_check_names_the_dataset_that_is_damaged(work):
-    rbtool.mix(["data/a", "data/b"], "m.toml")
+    mix()
     assert (rbtool.check("m.toml").errors, rbtool.check("m.toml").steps) == (0, 12)
-    file = next(Path("data/b").rglob("*observation*.memmap"))
-    file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+    flip(Path("data/b/observation.memmap"), 0)
     result = rbtool.check("m.toml")
     assert result.errors
     assert all(finding.message.startswith("data/b: ") for finding in result.findings)
 
 
 def test_verbs_for_one_dataset_refuse_a_mixture_and_the_parts_of_a_split(work):
-    rbtool.mix(["data/a", "data/b"], "m.toml")
+    mix()
     rbtool.split("data/a", "parts", train=0.5, val=0.5)
     for path, words in (("m.toml", r"is a mixture of 2 datasets \(data/a, data/b\)"), ("parts", "holds the parts of")):
         for run in (
@@ -314,7 +297,7 @@ def test_verbs_for_one_dataset_refuse_a_mixture_and_the_parts_of_a_split(work):
     assert not Path("x").exists()
 
 
-def test_inspect_shows_the_parts_of_a_split_and_what_became_of_them(work):
+def test_inspect_shows_the_parts_of_a_split_and_their_problems(work):
     write_walks(Path("many"), [(n + 1, "open") for n in range(10)])
     rbtool.split("many", "parts", train=0.6, val=0.2, test=0.2, seed=3, stratify="return")
     result = rbtool.inspect("parts")
@@ -333,7 +316,7 @@ def test_inspect_shows_the_parts_of_a_split_and_what_became_of_them(work):
         rbtool.inspect("parts")
 
 
-# `load_dataset` of a mixture: an ensemble whose batches are those of the datasets, nothing else.
+# `load_dataset` of a mixture.
 
 WALKS = {
     "ragged": [(4, "open"), (1, "terminated"), (3, "truncated"), (1, "both")],
@@ -356,7 +339,7 @@ def members_of(path: Path) -> list[rbtool.ReplayBuffer]:
     return [rbtool.load_dataset(member.path) for member in rbtool.inspect(path).members]
 
 
-def test_every_row_is_one_of_the_dataset_that_is_named(mixed):
+def test_every_row_is_a_row_of_its_source(mixed):
     members, buffer = members_of(mixed), rbtool.load_dataset(mixed, 64, seed=1)
     batch = buffer.sample()
     assert batch.batch_size == torch.Size([64])
@@ -368,7 +351,7 @@ def test_every_row_is_one_of_the_dataset_that_is_named(mixed):
     assert counts.tolist() == [40, 24, 0]
 
 
-def test_the_same_seed_gives_the_same_batches_and_those_of_sample(mixed):
+def test_a_seed_determines_the_batches_of_a_mixture_and_of_sample(mixed):
     one, other = (rbtool.load_dataset(mixed, 16, seed=7, prefetch=ahead) for ahead in (None, 3))
     first = one.sample()
     assert tuple(first["index", "index"].tolist()) == rbtool.sample(mixed, 16, seed=7).indices
@@ -377,7 +360,7 @@ def test_the_same_seed_gives_the_same_batches_and_those_of_sample(mixed):
 
 
 @pytest.mark.parametrize("slice_len", [1, 3, 8])
-def test_slices_stay_in_their_episode(mixed, slice_len):
+def test_slices_of_a_mixture_never_cross_an_end(mixed, slice_len):
     sampler = rbtool.SliceSampler(slice_len=slice_len, strict_length=False, pad_output=True)
     batch = rbtool.load_dataset(mixed, 8 * slice_len, seed=0, sampler=sampler).sample()
     episodes, sources = (batch[key].reshape(-1, slice_len) for key in ("episode", "source_id"))
@@ -390,7 +373,7 @@ def test_slices_stay_in_their_episode(mixed, slice_len):
     assert sum(one.length + one.padding for one in given.slices) == 8 * slice_len
 
 
-def test_a_mixture_has_samplers_and_weights_of_its_own(mixed):
+def test_each_dataset_of_a_mixture_has_a_sampler_of_its_own(mixed):
     sampler = rbtool.SamplerWithoutReplacement()
     buffer = rbtool.load_dataset(mixed, 4, sampler=sampler, seed=0)
     assert len({id(buffer[number].sampler) for number in range(3)}) == len(buffer) == 3
@@ -403,7 +386,7 @@ def test_a_mixture_has_samplers_and_weights_of_its_own(mixed):
     assert buffer.sample().batch_size == torch.Size([8])
 
 
-def test_arguments_have_the_meaning_that_they_have_for_a_dataset(mixed):
+def test_load_dataset_takes_the_same_arguments_for_a_mixture(mixed):
     collated = rbtool.load_dataset(mixed, 8, seed=0, collate_fn=lambda rows: rows.select("action")).sample()
     assert set(collated.keys()) == {"action", "index", "source_id"}
     changed = rbtool.load_dataset(mixed, 8, seed=0, transform=lambda rows: rows.set("n", rows["action"].sum(-1)))
@@ -415,7 +398,7 @@ def test_arguments_have_the_meaning_that_they_have_for_a_dataset(mixed):
         rbtool.load_dataset(mixed, batch_size=0)
 
 
-def test_without_a_seed_workers_draw_different_batches_and_a_copy_too(mixed):
+def test_a_mixture_without_a_seed_draws_different_batches_in_workers(mixed):
     buffer = rbtool.load_dataset(mixed, 32)
     batches = islice(DataLoader(buffer, batch_size=None), 2)
     drawn = [batch["index", "index"].tolist() for batch in batches]

@@ -1,4 +1,4 @@
-"""Pieces that bring their own next observations, and episodes without one after the last step, through every layout."""
+"""Sources with next observations of their own, and episodes without one after the last step, in every layout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import each
+from damage import flip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +23,7 @@ from rbtool.core.format.episodes import EPISODES, EpisodeTable
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason, Final
 from rbtool.core.ted.schema import Field, Key
+from rbtool.core.testing.datasets import relist
 
 OBSERVATION, GOAL, ACTION, REWARD = ("observation",), ("goal",), ("action",), ("reward",)
 FIELDS = (
@@ -34,8 +35,8 @@ FIELDS = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """One episode of a source: `jumps` are the steps whose next observation does not follow; `end` its last flags."""
+class Plan:
+    """One episode of a source: `jumps` are the steps whose next observation does not follow, `end` the last flags."""
 
     length: int
     jumps: tuple[int, ...] = ()
@@ -44,7 +45,7 @@ class Told:
 
 
 class PlanReader(Reader):
-    """Reads episodes that a JSON file plans; the numbers are drawn from the episode's number."""
+    """Reads episodes that a JSON file plans; their values are drawn with the number of the episode as seed."""
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
@@ -52,7 +53,7 @@ class PlanReader(Reader):
 
     def on_open(self) -> None:
         document = json.loads(self.path.read_bytes())
-        self.episodes = [Told(**{**entry, "jumps": tuple(entry["jumps"])}) for entry in document["episodes"]]
+        self.episodes = [Plan(**{**entry, "jumps": tuple(entry["jumps"])}) for entry in document["episodes"]]
         self.cut = document["cut"]
 
     def survey(self, progress: Callable[[int], None]) -> SourceFacts:
@@ -65,7 +66,7 @@ class PlanReader(Reader):
         for start in range(0, plan.length, self.cut):
             yield self.piece(number, plan, start, min(start + self.cut, plan.length))
 
-    def piece(self, number: int, plan: Told, start: int, stop: int) -> Piece:
+    def piece(self, number: int, plan: Plan, start: int, stop: int) -> Piece:
         before, after = observations(number, plan)
         goal = goals(number, plan)
         last = stop == plan.length
@@ -86,7 +87,7 @@ class PlanReader(Reader):
         return [self.path]
 
 
-def observations(number: int, plan: Told) -> tuple[Array, Array]:
+def observations(number: int, plan: Plan) -> tuple[Array, Array]:
     draw = np.random.default_rng(number)
     walk = draw.normal(size=(plan.length + 1, 2)).astype(np.float32)
     walk[draw.random(plan.length + 1) < 0.2, 0] = np.nan
@@ -96,15 +97,15 @@ def observations(number: int, plan: Told) -> tuple[Array, Array]:
     return walk[: plan.length + (0 if plan.missing else 1)], after
 
 
-def goals(number: int, plan: Told) -> Array:
+def goals(number: int, plan: Plan) -> Array:
     return np.random.default_rng(1000 + number).integers(0, 99, plan.length + (not plan.missing)).astype(np.int16)
 
 
-def actions(number: int, plan: Told) -> Array:
+def actions(number: int, plan: Plan) -> Array:
     return np.random.default_rng(2000 + number).normal(size=(plan.length, 1)).astype(np.float32)
 
 
-def expected(plans: list[Told], choice: str) -> tuple[dict[str, Array], list[dict[str, Any]]]:
+def expected(plans: list[Plan], choice: str) -> tuple[dict[str, Array], list[dict[str, Any]]]:
     """Rows and episodes by a plain loop over single steps."""
     rows: dict[str, list[Any]] = {name: [] for name in ("o", "no", "g", "ng", "a", "r", "term", "trunc", "episode")}
     table = []
@@ -122,17 +123,14 @@ def expected(plans: list[Told], choice: str) -> tuple[dict[str, Array], list[dic
             continue
         for step in range(steps):
             last = step == steps - 1
-            rows["o"].append(before[step])
-            rows["no"].append(after[step])
-            rows["g"].append(goal[step])
-            rows["ng"].append(goal[step + 1])
-            rows["a"].append(actions(number, plan)[step])
-            rows["r"].append(step + 0.5 + number)
-            rows["term"].append(last and terminated)
-            rows["trunc"].append(last and (truncated or not terminated))
-            rows["episode"].append(number)
+            values = (
+                before[step], after[step], goal[step], goal[step + 1], actions(number, plan)[step], step + 0.5 + number,
+                last and terminated, last and (truncated or not terminated), number,
+            )  # fmt: skip
+            for column, value in zip(rows.values(), values, strict=True):
+                column.append(value)
         inner = {step for step in plan.jumps if step < steps - 1}
-        table.append({"length": steps, "explicit": bool(inner), "final": final, "terminated": terminated})
+        table.append({"length": steps, "explicit_next": bool(inner), "final": final, "terminated": terminated})
     return {name: np.array(values) for name, values in rows.items()}, table
 
 
@@ -142,14 +140,14 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == entry.group else [])
 
 
-def write(folder: Path, plans: list[Told], cut: int = 1 << 20) -> Path:
+def write(folder: Path, plans: list[Plan], cut: int = 1 << 20) -> Path:
     document = {"cut": cut, "episodes": [{**vars(plan), "jumps": list(plan.jumps)} for plan in plans]}
     path = folder / f"{len(list(folder.iterdir()))}.plan"
     path.write_text(json.dumps(document))
     return path
 
 
-def check_content(made: Path, plans: list[Told], choice: str) -> None:
+def check_content(made: Path, plans: list[Plan], choice: str) -> None:
     rows, table = expected(plans, choice)
     with open_steps(made) as reader:
         steps = reader.manifest.steps
@@ -163,11 +161,9 @@ def check_content(made: Path, plans: list[Told], choice: str) -> None:
             found = reader.read(key, 0, steps)
             assert found.tobytes() == rows[name].astype(found.dtype).tobytes(), key
         episodes, counts = reader.episodes, reader.manifest.boundary
-        assert episodes.length.tolist() == [row["length"] for row in table]
-        assert episodes.explicit_next.tolist() == [row["explicit"] for row in table]
-        assert episodes.final.tolist() == [row["final"] for row in table]
-        assert episodes.terminated.tolist() == [row["terminated"] for row in table]
-        assert counts.explicit_next == sum(row["explicit"] for row in table)
+        for name in ("length", "explicit_next", "final", "terminated"):
+            assert getattr(episodes, name).tolist() == [row[name] for row in table]
+        assert counts.explicit_next == sum(row["explicit_next"] for row in table)
         assert counts.final_repeated == sum(row["final"] is Final.REPEATED for row in table)
         assert counts.final_dropped == sum(row["final"] is Final.DROPPED for row in table)
     found = rbtool.check(made)
@@ -177,37 +173,16 @@ def check_content(made: Path, plans: list[Told], choice: str) -> None:
 
 
 PLANS = [
-    Told(5, jumps=(1, 2)), Told(4, end="terminated"), Told(3, jumps=(2,)), Told(1, end="both"), Told(6, jumps=(0,))
+    Plan(5, jumps=(1, 2)), Plan(4, end="terminated"), Plan(3, jumps=(2,)), Plan(1, end="both"), Plan(6, jumps=(0,))
 ]  # fmt: skip
 WITHOUT = [
-    Told(5, missing=True), Told(4, end="terminated", missing=True), Told(1, missing=True),
-    Told(2, end="open", missing=True),
-    Told(1, end="terminated", missing=True), Told(3, jumps=(0,), end="terminated"),
+    Plan(5, missing=True), Plan(4, end="terminated", missing=True), Plan(1, missing=True),
+    Plan(2, end="open", missing=True),
+    Plan(1, end="terminated", missing=True), Plan(3, jumps=(0,), end="terminated"),
 ]  # fmt: skip
 
 
-@each("cut", [1, 2, 100])
-@each("layout", ["ted", "packed"])
-def test_next_observations_of_the_source_come_back_exactly(layout: str, cut: int, tmp_path: Path) -> None:
-    made = rbtool.convert(write(tmp_path, PLANS, cut), tmp_path / "made", layout=layout)
-    check_content(made.path, PLANS, "auto")
-    assert made.boundary["explicit_next"] == 2  # a jump after the last step is what its own row is for
-    assert (made.path / "explicit_next.bin").is_file() == (layout == "packed")
-
-
-@each("cut", [1, 2, 100])
-@each("choice", ["auto", "drop", "repeat"])
-@each("layout", ["ted", "packed"])
-def test_last_steps_without_an_observation(layout: str, choice: str, cut: int, tmp_path: Path) -> None:
-    made = rbtool.convert(write(tmp_path, WITHOUT, cut), tmp_path / "made", layout=layout, final_step=choice)
-    check_content(made.path, WITHOUT, choice)
-    with open_steps(made.path) as reader:
-        assert reader.manifest.request.final_step == choice
-        dropped = reader.episodes.final == Final.DROPPED
-        assert set(reader.episodes.end_reason[dropped].tolist()) <= {EndReason.TRUNCATED}
-
-
-def test_all_ways_from_one_layout_to_another_keep_the_content(tmp_path: Path) -> None:
+def test_conversions_between_layouts_keep_the_content(tmp_path: Path) -> None:
     plans = [*PLANS, *WITHOUT]
     ted = rbtool.convert(write(tmp_path, plans), tmp_path / "ted")
     packed = rbtool.convert(ted.path, tmp_path / "packed", layout="packed")
@@ -220,7 +195,16 @@ def test_all_ways_from_one_layout_to_another_keep_the_content(tmp_path: Path) ->
         check_content(loaded.path, plans, "auto")
 
 
-def test_an_episode_that_vanishes_is_named(tmp_path: Path) -> None:
+def test_split_merge_and_preprocess_keep_next_observations_and_final_steps(tmp_path: Path) -> None:
+    plans = [*PLANS, *WITHOUT]
+    made = rbtool.convert(write(tmp_path, plans), tmp_path / "made").path
+    parts = rbtool.split(made, tmp_path / "parts", train=0.5, val=0.5).parts
+    check_content(rbtool.merge([part.path for part in parts], tmp_path / "merged").path, plans, "auto")
+    clip = {"clip_reward": "-99:99"}
+    check_content(rbtool.preprocess(made, dest=tmp_path / "clipped", operations=clip, chunk_size=5).path, plans, "auto")
+
+
+def test_an_episode_that_loses_its_only_step_is_noted(tmp_path: Path) -> None:
     made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made")
     assert len(made.notes) == 1
     assert made.notes[0].startswith("episode 2 is left out: one step, without an observation after it")
@@ -231,7 +215,7 @@ def test_an_episode_that_vanishes_is_named(tmp_path: Path) -> None:
         rbtool.convert(write(tmp_path, WITHOUT[2:3]), tmp_path / "nothing")
 
 
-def test_another_choice_is_another_request(tmp_path: Path) -> None:
+def test_the_choice_of_the_final_step_is_part_of_the_request(tmp_path: Path) -> None:
     source = write(tmp_path, WITHOUT)
     rbtool.convert(source, tmp_path / "made")
     assert rbtool.convert(source, tmp_path / "made").already_there
@@ -263,7 +247,7 @@ def test_inspect_shows_a_raw_dataset_and_one_of_its_episodes(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_without_such_episodes_nothing_new_is_on_the_disk(tmp_path: Path) -> None:
+def test_complete_episodes_need_no_entries_for_final_steps(tmp_path: Path) -> None:
     made = rbtool.convert(write(tmp_path, PLANS), tmp_path / "made").path
     document = json.loads((made / ".rbtool" / "manifest.json").read_bytes())
     assert not [name for name in document["boundary"] if name.startswith("final")]
@@ -271,34 +255,29 @@ def test_without_such_episodes_nothing_new_is_on_the_disk(tmp_path: Path) -> Non
     assert not (made / EPISODES / "final.memmap").exists()
 
 
-def test_check_compares_repetitions_with_the_table(tmp_path: Path) -> None:
-    from rbtool.core.testing.datasets import relist
+def test_check_compares_repeated_observations_with_the_table(tmp_path: Path) -> None:
 
     made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
-    file = made / "next" / "observation.memmap"
-    data = np.frombuffer(file.read_bytes(), np.float32).copy()
     with open_steps(made) as reader:
         table = reader.episodes
     end = int((table.start + table.length - 1)[np.flatnonzero(table.final == Final.REPEATED)[0]])
-    data.reshape(-1, 2)[end] += 1
-    file.write_bytes(data.tobytes())
+    flip(made / "next" / "observation.memmap", end * 8)
     relist(made)
     found = [finding for finding in rbtool.check(made).findings if finding.rule == "TED010"]
     assert "is not a repetition, although the table states one" in found[0].message
 
 
-def test_a_number_in_the_table_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    from rbtool.core.testing.datasets import relist
+def test_an_unknown_number_in_the_table_is_refused(tmp_path: Path) -> None:
 
     made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
-    file = made / EPISODES / "final.memmap"
-    file.write_bytes(b"\x07" + file.read_bytes()[1:])
+    with (made / EPISODES / "final.memmap").open("r+b") as file:
+        file.write(b"\x07")
     relist(made)
     with pytest.raises(CorruptDataError, match="has the number 7 in 'final'"):
         rbtool.inspect(made)
 
 
-def test_a_choice_of_episodes_keeps_what_is_known_of_their_ends(tmp_path: Path) -> None:
+def test_a_choice_of_episodes_keeps_their_final_steps(tmp_path: Path) -> None:
     made = rbtool.convert(write(tmp_path, WITHOUT), tmp_path / "made").path
     with open_steps(made) as reader:
         table: EpisodeTable = reader.episodes
@@ -319,8 +298,8 @@ def test_a_missing_observation_that_nobody_declares_is_refused(tmp_path: Path) -
         list(reader.pieces())
 
 
-TOLD = st.builds(
-    lambda length, jumps, end, missing: Told(
+ANY_PLAN = st.builds(
+    lambda length, jumps, end, missing: Plan(
         length, () if missing else tuple(sorted({step for step in jumps if step < length})), end, missing
     ),
     st.integers(1, 7),
@@ -330,7 +309,7 @@ TOLD = st.builds(
 )
 
 
-def vanishes(plan: Told, choice: str) -> bool:
+def vanishes(plan: Plan, choice: str) -> bool:
     """Whether an episode has no other step than the one that is left out."""
     kept = choice == "repeat" or (choice == "auto" and plan.end in ("terminated", "both"))
     return plan.missing and plan.length == 1 and not kept
@@ -338,12 +317,12 @@ def vanishes(plan: Told, choice: str) -> bool:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
-    st.lists(TOLD, min_size=1, max_size=6),
-    st.sampled_from(["auto", "drop", "repeat"]),
-    st.integers(1, 8),
-    st.sampled_from(["ted", "packed"]),
-)
-def test_any_episodes_come_back(tmp_path_factory, plans: list[Told], choice: str, cut: int, layout: str) -> None:
+    plans=st.lists(ANY_PLAN, min_size=1, max_size=6), choice=st.sampled_from(["auto", "drop", "repeat"]),
+    cut=st.integers(1, 8), layout=st.sampled_from(["ted", "packed"]),
+)  # fmt: skip
+def test_any_episodes_are_converted_exactly(
+    tmp_path_factory, plans: list[Plan], choice: str, cut: int, layout: str
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     source = write(folder, plans, cut)
     if all(vanishes(plan, choice) for plan in plans):
@@ -352,3 +331,8 @@ def test_any_episodes_come_back(tmp_path_factory, plans: list[Told], choice: str
         return
     made = rbtool.convert(source, folder / "made", layout=layout, final_step=choice)
     check_content(made.path, plans, choice)
+    with open_steps(made.path) as reader:
+        explicit, dropped = reader.episodes.explicit_next, reader.episodes.final == Final.DROPPED
+        assert set(reader.episodes.end_reason[dropped].tolist()) <= {EndReason.TRUNCATED}
+        assert reader.manifest.request.final_step == (choice if any(plan.missing for plan in plans) else "auto")
+    assert (made.path / "explicit_next.bin").is_file() == (layout == "packed" and explicit.any())

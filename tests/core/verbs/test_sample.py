@@ -32,7 +32,7 @@ from rbtool.core.verbs.sample import timed
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 
 
-def test_the_rows_drawn_are_named_and_described(walks: Path) -> None:
+def test_sample_describes_the_drawn_rows(walks: Path) -> None:
     result, reader = rbtool.sample(walks, 50, seed=3), TedReader(walks)
     index = np.array(result.indices)
     assert (result.n, result.seed, len(index)) == (50, 3, 50)
@@ -52,28 +52,23 @@ def test_the_rows_drawn_are_named_and_described(walks: Path) -> None:
     assert done.true_fraction == reader.read(("next", "done"), 0, 20)[index].mean()
 
 
-def test_a_seed_decides_and_is_told(walks: Path) -> None:
+def test_a_seed_determines_the_rows_and_is_reported(walks: Path) -> None:
     first = rbtool.sample(walks, 64)
     assert rbtool.sample(walks, 64, seed=first.seed).indices == first.indices
     assert rbtool.sample(walks, 64).indices != first.indices
 
 
-def test_by_name_below_the_root(tmp_path: Path) -> None:
+def test_a_dataset_is_sampled_by_its_id(tmp_path: Path) -> None:
     write_walks(tmp_path / "minari" / "walks" / "test-v0", EPISODES)
     assert rbtool.sample("minari:walks/test-v0", root=tmp_path).n == 256
 
 
-@pytest.mark.parametrize(
-    ("n", "seed", "message"), [(0, 1, "-n is 0, expected"), (-2, 1, "-n is -2, expected"), (1, -1, "the seed is -1")]
-)
-def test_what_cannot_be_drawn(walks: Path, n: int, seed: int, message: str) -> None:
-    with pytest.raises(rbtool.UsageError, match=message):
-        rbtool.sample(walks, n, seed=seed)
-
-
-def test_a_dataset_without_steps(written) -> None:
+def test_impossible_batches_and_empty_datasets_are_refused(walks: Path, written) -> None:
+    for n, seed, message in ((0, 1, "-n is 0, expected"), (-2, 1, "-n is -2, expected"), (1, -1, "the seed is -1")):
+        with pytest.raises(UsageError, match=message):
+            rbtool.sample(walks, n, seed=seed)
     empty = written({Field(("x",), "int8", (), "info"): np.empty(0, np.int8)}, [])
-    with pytest.raises(rbtool.UsageError, match="has no steps to sample"):
+    with pytest.raises(UsageError, match="has no steps to sample"):
         rbtool.sample(empty)
 
 
@@ -89,7 +84,9 @@ def test_a_dataset_without_steps(written) -> None:
         ("uint8", "text", [65, 66, 67], (None, None, None)),
     ],
 )
-def test_odd_values_are_described(written, dtype: str, role, values: list, expected: tuple) -> None:
+def test_nan_infinite_large_and_text_values_are_described(
+    written, dtype: str, role, values: list, expected: tuple
+) -> None:
     field = Field(("x",), dtype, (3,), role)
     path = written({field: np.array([values] * 4).astype(field.numpy)}, [4])
     result = rbtool.sample(path, 8, seed=0)
@@ -99,7 +96,7 @@ def test_odd_values_are_described(written, dtype: str, role, values: list, expec
     assert to_document(result)["kind"] == "sample"
 
 
-def test_what_is_wrong_is_told_before_torch_is_loaded(walks: Path) -> None:
+def test_wrong_options_are_refused_before_torch_is_imported(walks: Path) -> None:
     wrong = [
         {"sampler": "slice"}, {"sampler": "slice", "slice_len": 10}, {"sampler": "prioritized", "priority": "nothing"},
         {"sampler": "prioritized", "priority": "next.done"},
@@ -116,8 +113,7 @@ for options in {wrong!r}:
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n" * len(wrong)
 
 
-# Every sampler of `sample` gives what it gives in a buffer, from every layout, and tells which slices it drew.
-
+# Every sampler draws what it draws in a buffer, from every layout.
 MORE_EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both"), (12, "terminated")]
 LENGTHS = np.array([length for length, _ in MORE_EPISODES])
 STEPS = int(LENGTHS.sum())
@@ -165,7 +161,7 @@ CASES = {
         lambda: PrioritizedSliceSampler(STEPS, 0.6, 1.0, slice_len=6, strict_length=False, anchor="end"),
     ),
     "prioritized-slice": ({"slice_len": 4}, lambda: PrioritizedSliceSampler(STEPS, 0.6, 0.4, slice_len=4)),
-}  # fmt: skip
+}  # fmt: skip  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +178,7 @@ def drawn(path: Path, case: str, n: int = 12, **more) -> rbtool.core.verbs.sampl
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_batch_is_the_first_of_a_buffer_with_that_seed(more_walks: Path, case: str) -> None:
+def test_the_batch_is_the_first_of_a_buffer_with_this_seed(more_walks: Path, case: str) -> None:
     result = drawn(more_walks, case, seed=7)
     batch = rbtool.load_dataset(more_walks, batch_size=12, sampler=CASES[case][1](), seed=7).sample()
     assert list(result.indices) == batch["index"].reshape(-1).tolist()
@@ -197,8 +193,8 @@ def test_the_batch_is_the_first_of_a_buffer_with_that_seed(more_walks: Path, cas
             assert field.mean == pytest.approx(values.double().mean().item())
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_rows_episodes_and_steps_belong_together(more_walks: Path, case: str) -> None:
+@each("case", CASES)
+def test_rows_episodes_and_steps_agree(more_walks: Path, case: str) -> None:
     result, table = drawn(more_walks, case, seed=3), TedReader(more_walks).episodes
     starts = dict(zip(table.episode.tolist(), table.start.tolist(), strict=True))
     assert [starts[e] + s for e, s in zip(result.episodes, result.steps, strict=True)] == list(result.indices)
@@ -216,8 +212,8 @@ def test_every_layout_gives_the_same_batch(more_walks: Path, tmp_path: Path, for
         assert sorted(one.fields, key=lambda field: field.key) == sorted(other.fields, key=lambda field: field.key)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if {"slice_len", "num_slices"} & set(CASES[case][0])])
-def test_slices_tell_what_the_batch_holds(more_walks: Path, case: str) -> None:
+@each("case", [case for case in CASES if {"slice_len", "num_slices"} & set(CASES[case][0])])
+def test_slices_lie_within_episodes_and_describe_the_batch(more_walks: Path, case: str) -> None:
     for seed in range(3):
         result, rows = drawn(more_walks, case, n=24, seed=seed), []
         for one in result.slices:
@@ -227,7 +223,7 @@ def test_slices_tell_what_the_batch_holds(more_walks: Path, case: str) -> None:
         assert rows == list(result.indices), seed
 
 
-def test_a_padded_slice_has_the_rest_of_the_episode(more_walks: Path) -> None:
+def test_a_padded_slice_repeats_the_end_of_the_episode(more_walks: Path) -> None:
     result = drawn(more_walks, "padded", n=600, seed=0)
     assert Counter(one.length + one.padding for one in result.slices) == {12: 50}
     assert {one.length for one in result.slices} == set(LENGTHS.tolist())
@@ -235,23 +231,20 @@ def test_a_padded_slice_has_the_rest_of_the_episode(more_walks: Path) -> None:
     assert mask.true_fraction == pytest.approx(sum(one.length for one in result.slices) / 600)
 
 
-def test_slices_of_short_episodes(more_walks: Path) -> None:
+def test_slices_of_short_episodes_are_whole_episodes(more_walks: Path) -> None:
     result = drawn(more_walks, "whole", n=120, seed=0)
     assert len(result.slices) == 10
     assert [one.length for one in result.slices] == [LENGTHS[one.episode] for one in result.slices]
     assert result.n == sum(one.length for one in result.slices) < 120
-    with pytest.raises(rbtool.UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
+    with pytest.raises(UsageError, match="slices are 13 steps, expected at most 12: the longest of 5 episodes"):
         rbtool.sample(more_walks, sampler="slice", slice_len=13)
     given = {"slice_len": 4, "weight": "step", "strict": True}
     result = rbtool.sample(more_walks, 8, sampler="slice", **given)
     assert (result.sampler, result.options) == ("slice", given)
 
 
-# Priorities ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("key", ["next.reward", "observation", "info.success"])
-def test_priorities_come_from_a_leaf(more_walks: Path, key: str) -> None:
+def test_priorities_are_read_from_a_leaf(more_walks: Path, key: str) -> None:
     result = rbtool.sample(more_walks, 400, sampler="prioritized", priority=key, alpha=1.0, seed=5)
     leaf = TedReader(more_walks).read(tuple(key.split(".")), 0, STEPS)
     priorities = np.abs(leaf.astype(np.float64)).reshape(STEPS, -1).max(1)
@@ -274,7 +267,7 @@ def test_only_steps_with_a_priority_begin_a_slice(written) -> None:
 
 
 @pytest.mark.parametrize("case", ["slice", "slice-without-replacement", "prioritized-slice"])
-def test_the_episode_table_serves_where_no_leaf_names_episodes(written, case: str) -> None:
+def test_slices_use_the_episode_table_if_no_leaf_has_episodes(written, case: str) -> None:
     path = written({Field(("x",), "int32", (), "info"): np.arange(20, dtype=np.int32)}, (5, 9, 6))
     for one in drawn(path, case, n=12, seed=0).slices:
         assert 0 <= one.first <= one.last < (5, 9, 6)[one.episode]
@@ -291,23 +284,23 @@ def test_the_episode_table_serves_where_no_leaf_names_episodes(written, case: st
         ("float16", "info", (), np.inf, "which is inf at step 0 and not finite at 4 of 4 steps"),
     ],
 )
-def test_leaves_that_are_no_priorities(written, dtype, role, shape, value, message) -> None:
+def test_leaves_that_cannot_be_priorities_are_refused(written, dtype, role, shape, value, message) -> None:
     field = Field(("x",), dtype, shape, role)
     path = written({field: np.full((4, *shape), value, field.numpy)}, (4,))
-    with pytest.raises(rbtool.UsageError, match=message):
+    with pytest.raises(UsageError, match=message):
         rbtool.sample(path, 2, sampler="prioritized", priority="x")
 
 
-@pytest.mark.parametrize(("key", "near"), [("next.rewards", "; did you mean 'next.reward'?"), ("zzz", "")])
-def test_a_priority_that_is_not_there(more_walks: Path, key: str, near: str) -> None:
-    with pytest.raises(rbtool.UsageError) as raised:
+@each(("key", "near"), [("next.rewards", "; did you mean 'next.reward'?"), ("zzz", "")])
+def test_an_unknown_priority_names_similar_fields(more_walks: Path, key: str, near: str) -> None:
+    with pytest.raises(UsageError) as raised:
         rbtool.sample(more_walks, 2, sampler="prioritized", priority=key)
     assert str(raised.value) == f"field {key!r} not found{near}"
     assert raised.value.hint.startswith("fields are action, episode, ")
 
 
 class Clock:
-    """In the place of the module `time`: passes by `pace` whenever it is looked at, and as far as a test moves it."""
+    """Replaces the module `time`; advances by `pace` at each look, and whenever a test moves it."""
 
     def __init__(self, pace: float) -> None:
         self.now, self.pace = 0.0, pace
@@ -317,7 +310,7 @@ class Clock:
         return self.now
 
 
-def test_the_first_batches_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timing_leaves_out_the_first_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, calls = Clock(0.0), list[int]()
     monkeypatch.setattr(sample, "time", clock)
 
@@ -327,32 +320,28 @@ def test_the_first_batches_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
         return 7
 
     timing = timed(draw, 0.02, step_bytes=10.0, threads=3)
-    assert timing.batches == 20
+    assert (timing.batches, timing.threads) == (20, 3)
     assert len(calls) > timing.batches
-    assert timing.median_us == pytest.approx(1000)
-    assert timing.p95_us == pytest.approx(1000)
+    assert (timing.median_us, timing.p95_us) == pytest.approx((1000, 1000))
     assert timing.batches_per_second == pytest.approx(timing.batches / timing.seconds, rel=1e-2)
     assert timing.steps_per_second == pytest.approx(7 * timing.batches_per_second)
     assert timing.bytes_per_second == pytest.approx(10 * timing.steps_per_second)
-    assert timing.threads == 3
 
 
-@pytest.mark.parametrize(("seconds", "asked", "limit"), [(None, False, None), (None, True, 2.0), (0.5, True, 0.5)])
-def test_for_how_long(seconds, asked, limit) -> None:
-    assert SampleOptions("", time=asked, seconds=seconds).seconds_to_measure() == limit
+def test_timing_takes_two_seconds_unless_told_otherwise() -> None:
+    for seconds, asked, limit in ((None, False, None), (None, True, 2.0), (0.5, True, 0.5)):
+        assert SampleOptions("", time=asked, seconds=seconds).seconds_to_measure() == limit
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "asked", "message"),
     [
-        (1.0, False, "--seconds needs --time"),
-        (0.0, True, "--seconds is 0.0, expected a time above 0"),
-        (math.nan, True, "--seconds is nan"),
-        (math.inf, True, "--seconds is inf"),
+        (1.0, False, "--seconds needs --time"), (0.0, True, "--seconds is 0.0, expected a time above 0"),
+        (math.nan, True, "--seconds is nan"), (math.inf, True, "--seconds is inf"),
     ],
-)
-def test_times_that_are_none(seconds, asked, message) -> None:
-    with pytest.raises(rbtool.UsageError, match=message):
+)  # fmt: skip
+def test_impossible_times_are_refused(seconds, asked, message) -> None:
+    with pytest.raises(UsageError, match=message):
         SampleOptions("", time=asked, seconds=seconds).seconds_to_measure()
 
 
@@ -386,15 +375,11 @@ def options(sampler: str, n: int | None = None, **given) -> SampleOptions:
         (40, {"num_slices": 8}, 40, 5), (40, {"slice_len": 8}, 40, 8),
     ],
 )  # fmt: skip
-def test_the_batch_of_slices(n, slices, size, steps) -> None:
+def test_slices_determine_the_size_of_the_batch(n, slices, size, steps) -> None:
     chosen = options("slice", n, **slices)
-    assert chosen.batch_size() == size
-    assert chosen.steps_of_a_slice(size) == steps
-
-
-@each("sampler", ["random", "without-replacement", "prioritized"])
-def test_the_batch_of_steps(sampler) -> None:
-    assert [options(sampler, n).batch_size() for n in (None, 1, 255)] == [256, 1, 255]
+    assert (chosen.batch_size(), chosen.steps_of_a_slice(size)) == (size, steps)
+    for sampler in ("random", "without-replacement", "prioritized"):
+        assert [options(sampler, count).batch_size() for count in (None, 1, 255)] == [256, 1, 255]
 
 
 @each(
@@ -407,16 +392,14 @@ def test_the_batch_of_steps(sampler) -> None:
         (0, {"slice_len": 3}, "-n is 0, expected at least 1", ""),
     ],
 )
-def test_a_batch_that_slices_do_not_make(n, slices, message, hint) -> None:
+def test_a_batch_that_slices_do_not_fill_is_refused(n, slices, message, hint) -> None:
     with pytest.raises(UsageError, match=message) as raised:
         options("slice", n, **slices).batch_size()
     assert raised.value.hint.startswith(hint)
 
 
-def test_a_sampler_that_is_none() -> None:
-    with pytest.raises(
-        UsageError, match="the sampler is 'shuffled', expected one of random, without-replacement, slice,"
-    ):
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(UsageError, match="is 'shuffled', expected one of random, without-replacement, slice,"):
         options("shuffled")
 
 
@@ -428,7 +411,7 @@ FLAGS = {"strict": "--no-strict", "shuffle": "--no-shuffle"}
 
 
 @each("sampler", SAMPLERS)
-def test_an_option_is_taken_or_refused(sampler) -> None:
+def test_an_option_is_taken_or_refused_by_each_sampler(sampler) -> None:
     for name, value in GIVEN.items():
         given = {**(LENGTH if "slice_len" in SAMPLERS[sampler] else {}), name: value}
         if name in SAMPLERS[sampler]:
@@ -458,19 +441,18 @@ def test_an_option_is_taken_or_refused(sampler) -> None:
         ("prioritized", {"beta": float("inf")}, "--beta is inf"),
     ],
 )
-def test_values_out_of_range(sampler, given, message) -> None:
+def test_values_out_of_range_are_refused(sampler, given, message) -> None:
     with pytest.raises(UsageError, match=message):
         options(sampler, **given)
 
 
-@pytest.mark.parametrize("sampler", ["slice", "slice-without-replacement", "prioritized-slice"])
-def test_no_episode_is_long_enough(sampler) -> None:
+@each("sampler", ["slice", "slice-without-replacement", "prioritized-slice"])
+def test_slices_longer_than_all_episodes_are_refused(sampler) -> None:
     lengths = np.array([3, 9, 1])
     options(sampler, slice_len=9).check_lengths(lengths, 9)
     options(sampler, slice_len=10, strict=False).check_lengths(lengths, 10)
     options("random").check_lengths(lengths, 10)
-    with pytest.raises(
-        UsageError, match="slices are 10 steps, expected at most 9: the longest of 3 episodes"
-    ) as raised:
+    message = "slices are 10 steps, expected at most 9: the longest of 3 episodes"
+    with pytest.raises(UsageError, match=message) as raised:
         options(sampler, slice_len=10).check_lengths(lengths, 10)
     assert "--pad" in raised.value.hint

@@ -15,7 +15,7 @@ import pytest
 from cases import each
 from damage import flip, without_digests
 from tensordict import TensorDict
-from torch import arange, zeros
+from torch import Tensor, arange, zeros
 
 import rbtool
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
@@ -31,7 +31,7 @@ THEIRS = Path(__file__).parents[2] / "data/torchrl_checkpoints"
 CASES = sorted(case.parent for case in THEIRS.glob("*/case.json"))
 
 
-def test_no_buffer_of_torchrl_contradicts_itself() -> None:
+def test_buffers_of_torchrl_have_no_findings() -> None:
     found = {case.name: buffer_findings(case / "checkpoint") for case in CASES}
     assert len(found) > 70
     assert {name: result for name, result in found.items() if result != ([], False)} == {}
@@ -41,7 +41,7 @@ def test_no_buffer_of_torchrl_contradicts_itself() -> None:
     ("case", "steps", "episodes"),
     [("td_memmap_wrapped", 16, 5), ("nested_ndim2_partly", 14, 6), ("h5_full", 16, 6), ("pytree_memmap_partly", 0, 0)],
 )
-def test_buffers_of_torchrl_cannot_be_verified_and_check_says_so(case: str, steps: int, episodes: int) -> None:
+def test_check_notes_that_buffers_of_torchrl_have_no_digests(case: str, steps: int, episodes: int) -> None:
     result = rbtool.check(THEIRS / case / "checkpoint")
     assert (result.findings, result.steps, result.episodes, result.skipped) == ((), steps, episodes, ())
     assert result.rules == (15 if steps else 3)
@@ -100,7 +100,7 @@ PRIORITIES = "sampler/sampler_metadata.json"
         ("sampler_prioritized_slice", edit(PRIORITIES, _max_priority=[8.0, 99.0]), "at element 99 of 16"),
     ],
 )  # fmt: skip
-def test_values_that_contradict_each_other_are_found(tmp_path, case, change, message) -> None:
+def test_contradicting_values_of_a_buffer_are_found(tmp_path, case, change, message) -> None:
     folder = Path(shutil.copytree(THEIRS / case / "checkpoint", tmp_path / "copy"))
     change(folder)
     result = rbtool.check(folder)
@@ -108,7 +108,7 @@ def test_values_that_contradict_each_other_are_found(tmp_path, case, change, mes
     assert [finding for finding in result.findings if re.search(message, finding.message)], result.findings
 
 
-def test_flags_that_disagree_are_found(tmp_path: Path) -> None:
+def test_contradicting_flags_of_a_buffer_are_found(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(THEIRS / "td_memmap_partly_7of16/checkpoint", tmp_path / "copy"))
     put("storage/next/terminated.memmap", "?", 5, True)(folder)
     assert "TED003" in {finding.rule for finding in rbtool.check(folder).findings}
@@ -123,11 +123,15 @@ STORAGES: dict[str, Callable[[], Storage]] = {
 }
 
 
+def flags_of(steps: int, length: int) -> dict[str, Tensor]:
+    """Flags of episodes of this length."""
+    done = (arange(steps) % length == length - 1).unsqueeze(-1)
+    return {"done": done, "terminated": done, "truncated": zeros(steps, 1).bool()}
+
+
 def saved(kind: str, path: Path) -> Path:
     rows = arange(6).unsqueeze(-1)
-    done = rows % 3 == 2
-    after = {"observation": rows + 1, "reward": rows.float() + 1, "done": done, "terminated": done}
-    after["truncated"] = zeros(6, 1).bool()
+    after = {"observation": rows + 1, "reward": rows.float() + 1, **flags_of(6, 3)}
     sampler = PrioritizedSampler(8, 0.7, 0.5) if kind == "tensor" else SamplerWithoutReplacement()
     buffer = ReplayBuffer(storage=STORAGES[kind](), sampler=sampler, batch_size=2)
     buffer.extend(TensorDict({"observation": rows, "action": rows.float() + 1, "next": after}, [6]))
@@ -137,12 +141,11 @@ def saved(kind: str, path: Path) -> Path:
 
 
 @each("kind", STORAGES)
-def test_our_own_buffers_are_compared_with_their_digests(tmp_path: Path, kind: str) -> None:
+def test_saved_buffers_are_compared_with_their_digests(tmp_path: Path, kind: str) -> None:
     path = saved(kind, tmp_path / "saved")
     result = rbtool.check(path)
     assert ([finding for finding in result.findings if finding.severity == "error"], result.notes) == ([], ())
-    files = [file for file in path.rglob("*") if file.is_file() and file.stat().st_size]
-    for file in files:
+    for file in [file for file in path.rglob("*") if file.is_file() and file.stat().st_size]:
         at = 0 if "storage" in file.parts else file.stat().st_size // 2
         flip(file, at)
         assert rbtool.check(path).failed(), file
@@ -166,7 +169,7 @@ def test_inspect_shows_a_saved_buffer(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "flat", "h5"])
-def test_check_and_inspect_open_the_checkpoint_of_a_storage(tmp_path: Path, kind: str) -> None:
+def test_check_and_inspect_open_a_saved_storage(tmp_path: Path, kind: str) -> None:
     storage = STORAGES[kind]()
     buffer = ReplayBuffer(storage=STORAGES[kind](), batch_size=2)
     buffer.loads(saved(kind, tmp_path / "saved"))
@@ -178,24 +181,20 @@ def test_check_and_inspect_open_the_checkpoint_of_a_storage(tmp_path: Path, kind
     storage.loads(tmp_path / "rows")
     for file in (tmp_path / "rows").rglob("*"):
         if file.is_file() and file.stat().st_size > 40:
-            flip(file, file.stat().st_size - 30)
+            flip(file, -30)
     with pytest.raises(rbtool.CorruptDataError):
         storage.loads(tmp_path / "rows")
     try:
         assert rbtool.check(tmp_path / "rows").failed()
-    except rbtool.CorruptDataError:  # where nothing can be opened
+    except rbtool.CorruptDataError:  # nothing can be opened
         assert kind != "h5"
 
 
-def test_inspect_shows_the_checkpoint_of_a_list(tmp_path: Path) -> None:
+def test_inspect_shows_a_saved_list_storage(tmp_path: Path) -> None:
     storage = ListStorage(8)
     storage.set(range(3), ["a", "b", "c"])
     storage.dumps(tmp_path / "rows")
     assert rbtool.inspect(tmp_path / "rows").sentence == "the checkpoint of a storage: 3 elements"
-
-
-def add_file(folder: Path) -> None:
-    (folder / "sampler/more.json").write_text("{}")
 
 
 @each("kind", STORAGES)
@@ -204,10 +203,10 @@ def add_file(folder: Path) -> None:
     [
         (lambda folder: shutil.rmtree(folder / ".rbtool"), "digests.json is missing: the digests of the checkpoint"),
         (lambda folder: shutil.rmtree(folder / "writer"), "is missing"),
-        (add_file, "more.json was not saved with the rest"),
+        (lambda folder: (folder / "sampler/more.json").write_text("{}"), "more.json was not saved with the rest"),
     ],
 )
-def test_check_and_load_refuse_what_a_buffer_refuses(tmp_path, kind, damage, message) -> None:
+def test_check_and_load_refuse_incomplete_buffers_as_the_buffer_does(tmp_path, kind, damage, message) -> None:
     path = saved(kind, tmp_path / "saved")
     damage(path)
     buffer = ReplayBuffer(storage=STORAGES[kind](), batch_size=2)
@@ -224,9 +223,7 @@ def test_check_and_load_refuse_what_a_buffer_refuses(tmp_path, kind, damage, mes
 @pytest.mark.parametrize("whole", [True, False], ids=["buffer", "storage"])
 def test_digests_of_our_checkpoints_for_torchrl_are_compared(tmp_path: Path, form: str, whole: bool) -> None:
     kinds = {"flat": FlatStorageCheckpointer, "nested": NestedStorageCheckpointer, "h5": H5StorageCheckpointer}
-    done = zeros(6, 1).bool()
-    done[2::3] = True
-    flags = {"done": done, "terminated": done, "truncated": zeros(6, 1).bool(), "reward": zeros(6, 1)}
+    flags = flags_of(6, 3) | {"reward": zeros(6, 1)}
     ring = ReplayBuffer(storage=LazyTensorStorage(8, checkpointer=kinds[form](compatible=True)), batch_size=2)
     ring.extend(TensorDict({"action": arange(6.0), "next": flags}, [6]))
     (ring if whole else ring.storage).dumps(tmp_path / "saved")
@@ -240,10 +237,9 @@ def test_digests_of_our_checkpoints_for_torchrl_are_compared(tmp_path: Path, for
     else:
         flip(folder / "action.memmap", 2)
     assert rbtool.check(tmp_path / "saved").failed()
-    with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
-        rbtool.checkpoint.load(tmp_path / "saved", tmp_path / "made")
-    with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
-        rbtool.convert(tmp_path / "saved", tmp_path / "made")
+    for verb in (rbtool.checkpoint.load, rbtool.convert):
+        with pytest.raises(rbtool.CorruptDataError, match="does not hold the bytes that were saved"):
+            verb(tmp_path / "saved", tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
 
@@ -255,7 +251,7 @@ def test_digests_of_our_checkpoints_for_torchrl_are_compared(tmp_path: Path, for
         ("sampler/sampler_metadata.json", "sampler_prioritized_slice"),
     ],
 )  # fmt: skip
-def test_documents_of_another_form_are_described(tmp_path: Path, name: str, case: str | None) -> None:
+def test_broken_documents_of_a_buffer_are_findings(tmp_path: Path, name: str, case: str | None) -> None:
     path = tmp_path / "saved"
     if case is None:
         without_digests(saved("tensor", path))
@@ -272,11 +268,8 @@ def save_ensemble(folder: Path) -> list[ReplayBuffer]:
     """Save an ensemble of a ring that has wrapped, an empty ring, and an ensemble of two."""
     rings = [rbtool.TensorDictReplayBuffer(storage=LazyTensorStorage(10)) for _ in range(4)]
     for number, count in enumerate((14, 0, 6, 7)):
-        done = zeros(count, 1).bool()
-        done[3::4] = True
-        flags = {"done": done, "terminated": done, "truncated": zeros(count, 1).bool()}
         if count:
-            rings[number].extend(TensorDict({"action": arange(count), "next": flags}, [count]))
+            rings[number].extend(TensorDict({"action": arange(count), "next": flags_of(count, 4)}, [count]))
     inner = rbtool.ReplayBufferEnsemble(*rings[2:])
     rbtool.ReplayBufferEnsemble(*rings[:2], inner).dumps(folder)
     return rings
@@ -308,7 +301,7 @@ def test_a_damaged_member_of_an_ensemble_is_named(damage, rule, named, tmp_path)
     assert named in found[rule]
 
 
-def test_a_member_of_an_ensemble_is_loaded_in_the_order_of_time(tmp_path: Path) -> None:
+def test_a_member_of_an_ensemble_is_loaded_in_temporal_order(tmp_path: Path) -> None:
     rings = save_ensemble(tmp_path / "saved")
     with pytest.raises(rbtool.UsageError, match="checkpoint of an ensemble") as raised:
         rbtool.checkpoint.load(tmp_path / "saved", tmp_path / "whole")
