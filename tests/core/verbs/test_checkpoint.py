@@ -16,6 +16,7 @@ from damage import flip
 from processes import run_forked
 from tensordict import TensorDict
 
+import rbtool
 from rbtool import CorruptDataError, DatasetNotFoundError, FormatError, UsageError
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
