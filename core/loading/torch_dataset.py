@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import current_process
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar, overload
 
@@ -46,8 +47,8 @@ from ..ted.schema import Numbers
 from ..writers.base import Writer, WriterEnsemble
 
 _SEED, _EPOCH, _BATCH, _BY_WORKERS, _NEWEST, _TABLE = range(6)
-_KEPT, _WIDTH = 64, 6
-"""The number of passes that are remembered, and of the integers for each: key, workers, turn, epoch, batch, seed."""
+_KEPT, _WIDTH = 48, 7
+"""The number of passes that are remembered, and of the integers for each: see `Passes`."""
 
 
 class Start(NamedTuple):
@@ -65,9 +66,12 @@ class Passes:
     even if every pass has new workers. The first worker that enters a pass takes the next epoch and stores it in a
     table, where the other workers find it. A pass is identified by the base seed of its workers, which `DataLoader`
     draws for new workers, and by its turn: the n-th pass of a persistent worker is the n-th pass of the others, even if
-    one of them is a pass ahead, as after a loop that was left early. A plain copy has its own counters.
+    one of them is a pass ahead, as after a loop that was left early. If torch is seeded before every epoch, all passes
+    have one base seed. The process number of the first worker, counted by its parent, then tells them apart: `first`
+    of two passes differs by the number of workers at least. A plain copy has its own counters.
 
-        cells   | seed | epoch | batch | by workers | newest | row 0: key, workers, turn, epoch, batch, seed | row 1 …
+        cells   | seed | epoch | batch | by workers | newest | row 0 | row 1 | …
+        row     | key | workers | turn | first | epoch | batch | seed |
     """
 
     def __init__(self, seed: int) -> None:
@@ -110,16 +114,17 @@ class Passes:
                 return self._advance(by_workers=False)
             key, cells = worker.seed - worker.id, self._cells
             turn = self._turns[worker.seed] = self._turns.get(worker.seed, -1) + 1
-            passed = key, worker.num_workers, turn
+            passed, first = (key, worker.num_workers, turn), _process_number() - worker.id
             for number in range(_KEPT):
                 row = _TABLE + _WIDTH * number
-                if cells[row + 1] and tuple(cells[row : row + 3]) == passed:
-                    return Start(_unsigned(cells[row + 5]), cells[row + 3], cells[row + 4])
+                same = cells[row + 1] and tuple(cells[row : row + 3]) == passed
+                if same and abs(first - cells[row + 3]) < worker.num_workers:  # others may have started in between
+                    return Start(_unsigned(cells[row + 6]), cells[row + 4], cells[row + 5])
             start = self._advance(by_workers=True)
             cells[_NEWEST] = (cells[_NEWEST] + 1) % _KEPT
             row = _TABLE + _WIDTH * cells[_NEWEST]
-            cells[row], cells[row + 1], cells[row + 2] = passed
-            cells[row + 3], cells[row + 4], cells[row + 5] = start.epoch, start.batch, _signed(start.seed)
+            cells[row], cells[row + 1], cells[row + 2], cells[row + 3] = *passed, first
+            cells[row + 4], cells[row + 5], cells[row + 6] = start.epoch, start.batch, _signed(start.seed)
             return start
 
     def _advance(self, *, by_workers: bool) -> Start:
@@ -136,6 +141,12 @@ class Passes:
         self._guard, self._turns = state["_guard"], {}
         if state["copied"] is not None:
             self.start_at(state["copied"])
+
+
+def _process_number() -> int:
+    """Return which child of its parent this process is, counted from 1; 0 for a process that is none."""
+    numbers: tuple[int, ...] = getattr(current_process(), "_identity", ())
+    return numbers[-1] if numbers else 0
 
 
 def _signed(seed: int) -> int:

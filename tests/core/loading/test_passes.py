@@ -111,3 +111,16 @@ def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_
         monkeypatch.setattr(torch_dataset, "get_worker_info", lambda info=info: info)
         found.append((worker, shared.enter().epoch))
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("how", ["seeded", "new loaders"])
+def test_passes_with_equal_base_seeds_are_different_epochs(walks: Walks, how: str) -> None:
+    data, found = opened(walks("ragged")), []
+    loader: Any = DataLoader(data, batch_size=None, num_workers=2)
+    for _ in range(3):
+        if how == "seeded":
+            torch.manual_seed(0)
+        else:
+            loader = DataLoader(data, batch_size=None, num_workers=2, generator=torch.Generator().manual_seed(0))
+        found.append(contents(loader))
+    assert found == epochs(walks("ragged"), 3)
