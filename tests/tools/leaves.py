@@ -47,8 +47,6 @@ _LEAVES = {
     ),
     "vla": Leaf(("core/vla",), "vision-language-action models: tokens of actions, steps and images"),
     "report": Leaf(("core/report", "core/verbs/report", "cli/report"), "`rbtool report` and charts"),
-    "plot": Leaf(("core/verbs/plot", "cli/plot"), "`rbtool plot`"),
-    "frames": Leaf(("core/verbs/frames", "cli/frames"), "`rbtool frames`"),
     "recording": Leaf(
         ("core/recording", "core/verbs/record", "cli/record"), "recording environments: wrappers and `rbtool record`"
     ),
@@ -63,33 +61,21 @@ _LEAVES = {
     ),
     "torchrl": Leaf(("core/torchrl",), "checkpoints in TorchRL's own layouts of episodes"),
     "convert": Leaf(("core/verbs/convert", "core/verbs/convert_workers", "cli/convert"), "`rbtool convert`"),
-    "download": Leaf(("core/verbs/download", "cli/download"), "`rbtool download`"),
-    "schema": Leaf(("core/verbs/schema", "cli/schema"), "`rbtool schema`"),
-    "env": Leaf(("core/verbs/env", "cli/env"), "`rbtool env`"),
-    "export": Leaf(("core/verbs/export", "cli/export"), "`rbtool export`"),
-    "merge": Leaf(("core/verbs/merge", "cli/merge"), "`rbtool merge`"),
-    "split": Leaf(("core/verbs/split", "cli/split"), "`rbtool split`"),
-    "diff": Leaf(("core/verbs/diff", "cli/diff"), "`rbtool diff`"),
-    "check": Leaf(("core/verbs/check", "cli/check"), "`rbtool check`"),
     "doctor": Leaf(("core/doctor",), "rules of `rbtool check` about behaviour: stuck joints, frozen cameras, copies"),
-    "clean": Leaf(("core/verbs/clean", "cli/clean"), "`rbtool clean`"),
     "repair": Leaf(("cli/repair",), "`rbtool repair`"),
-    "checkpoint": Leaf(("core/verbs/checkpoint", "cli/checkpoint"), "`rbtool checkpoint`"),
-    "cache": Leaf(("core/verbs/cache", "cli/cache"), "`rbtool cache`"),
-    "list": Leaf(("core/verbs/list", "cli/list"), "`rbtool list`"),
-    "demo": Leaf(("core/verbs/demo", "cli/demo"), "`rbtool demo`"),
-    "inspect": Leaf(("core/verbs/inspect", "cli/inspect"), "`rbtool inspect`"),
-    "migrate": Leaf(("core/verbs/migrate", "cli/migrate"), "`rbtool migrate`"),
-    "mix": Leaf(("core/verbs/mix", "cli/mix"), "`rbtool mix`"),
     "preprocess": Leaf(("cli/preprocess",), "`rbtool preprocess`"),
-    "sample": Leaf(("core/verbs/sample", "cli/sample"), "`rbtool sample`"),
-    "stats": Leaf(("core/verbs/stats", "cli/stats"), "`rbtool stats`"),
     "score": Leaf(("core/verbs/score", "cli/score"), "`rbtool score`: how good each episode is"),
     "bench": Leaf(
         ("core/verbs/bench", "core/verbs/bench_libraries", "cli/bench"),
         "`rbtool bench`: how fast libraries read a dataset",
     ),
-    "upload": Leaf(("core/verbs/upload", "cli/upload"), "`rbtool upload`"),
+    **{
+        verb: Leaf((f"core/verbs/{verb}", f"cli/{verb}"), f"`rbtool {verb}`")
+        for verb in (
+            "plot", "frames", "download", "schema", "env", "export", "merge", "split", "diff", "check", "clean",
+            "checkpoint", "cache", "list", "demo", "inspect", "migrate", "mix", "sample", "stats", "upload",
+        )
+    },
 }  # fmt: skip
 
 # Tests of several leaves together. Each falls with any leaf that it imports; the other tests outside of leaves are the
