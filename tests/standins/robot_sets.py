@@ -143,7 +143,8 @@ def make(kind: Kind) -> RobotSet:
     return RobotSet(kind, episodes, draw)
 
 
-def _statistics(values: Any) -> dict[str, Any]:
+def statistics(values: Any) -> dict[str, Any]:
+    """Return what `stats.json` says of a column."""
     values = np.asarray(values, np.float64).reshape(len(values), -1)
     found: dict[str, Any] = {"min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0)}
     found |= {f"q{at:02d}": np.quantile(values, at / 100, axis=0) for at in (1, 10, 50, 90, 99)}
@@ -192,9 +193,9 @@ def write(made: RobotSet, folder: Path) -> Path:
         "splits": {"train": f"0:{len(lengths)}"}, "features": features,
     }  # fmt: skip
     numeric = {name: [one.columns[name] for one in made.episodes] for name in made.episodes[0].columns}
-    statistics: dict[str, Any] = {name: _statistics(np.concatenate(parts)) for name, parts in numeric.items()}
-    made.statistics(statistics)
-    (folder / "meta/stats.json").write_text(json.dumps(statistics))
+    figures = {name: statistics(np.concatenate(parts)) for name, parts in numeric.items()}
+    made.statistics(figures)
+    (folder / "meta/stats.json").write_text(json.dumps(figures))
     groups = [list(range(len(lengths)))] if new else [[number] for number in range(len(lengths))]
     for group in groups:
         stem = "file-000" if new else f"episode_{group[0]:06d}"
@@ -362,7 +363,9 @@ def _repeat_names(made: RobotSet) -> None:
         one.task = "Put the red cube into the box." if number == 4 else "put the red cube into the box"
 
 
-def _edit_json(name: str, change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def edit_json(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Change a JSON document in the folder of a set."""
+
     def edit(folder: Path) -> None:
         document = json.loads((folder / name).read_text())
         change(document)
@@ -505,7 +508,7 @@ MORE: dict[str, Defect] = {
     "swapped joints": Defect(("MOT010",), _edit(STATE)(_put(np.s_[:, :2], lambda one: one[:, 1::-1]))),
     "lost rows": Defect(("MOT001", "MOT009"), _drop_rows),
     "other names": Defect(
-        ("MET005",), after=_edit_json("meta/info.json", lambda info: info["features"][STATE]["names"].pop())
+        ("MET005",), after=edit_json("meta/info.json", lambda info: info["features"][STATE]["names"].pop())
     ),
     "orphan video": Defect(("MET004",), after=_orphan_video),
     "constant rewards": Defect(("REW001",), _rewards(lambda one: one * 0), kind=_REWARDED),
