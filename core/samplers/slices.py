@@ -581,8 +581,9 @@ class SavedEpoch:
 
 
 class _Seen(NamedTuple):
-    """The state of the trajectory table and the write log when an epoch was last updated."""
+    """The trajectory table, its state and the write log when an epoch was last updated."""
 
+    table: TrajectoryTable
     version: int
     newest: int
     capacity: int
@@ -638,7 +639,7 @@ class TrajectoryEpoch:
         self, table: TrajectoryTable, written: Written, minimum: int, generator: torch.Generator | None
     ) -> None:
         """Follow the changes of a trajectory table; trajectories shorter than `minimum` wait."""
-        now = _Seen(table.version, table.newest, table.capacity, written, minimum)
+        now = _Seen(table, table.version, table.newest, table.capacity, written, minimum)
         if now == self._seen:
             return
         if self._loaded is not None:
@@ -674,7 +675,9 @@ class TrajectoryEpoch:
             Whether it was possible.
         """
         seen, runs, lanes = self._seen, self._runs, np.arange(table.lanes)
-        if seen is None or seen.minimum != now.minimum or not len(runs) or table.changes(seen.version) is None:
+        if seen is None or seen.table is not table or seen.minimum != now.minimum or not len(runs):
+            return False
+        if table.changes(seen.version) is None:
             return False
         first = np.searchsorted(runs.lane, lanes)
         last = np.append(first[1:], len(runs)) - 1
@@ -750,7 +753,7 @@ class TrajectoryEpoch:
 
     def followed(self, table: TrajectoryTable, written: Written) -> SavedEpoch | None:
         """Follow the changes of a table, and return the epoch in its trajectory numbers; see `saved`."""
-        self._follow(table, _Seen(table.version, table.newest, table.capacity, written, 1))
+        self._follow(table, _Seen(table, table.version, table.newest, table.capacity, written, 1))
         if not self.started:
             return None
         place = np.empty(len(self._runs), np.int64)

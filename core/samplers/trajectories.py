@@ -480,13 +480,20 @@ class TableFinder:
 
     def __init__(self, choose: Callable[[Storage], BoundarySource]) -> None:
         self._choose = choose
-        self._found: tuple[weakref.ref[Storage], TrajectoryTable] | None = None
+        self._found: tuple[weakref.ref[Storage], TrajectoryTable, Any] | None = None
+        """The storage of the last call, its table, and how its rows were nested then."""
 
     def table(self, storage: Storage) -> TrajectoryTable:
         """Return the table of a storage, up to date. Raises what `choose` and `TrajectoryTable.refresh` raise."""
         found = self._found
-        if found is None or found[0]() is not storage or _is_outdated(found[1].source, storage):
-            found = self._found = weakref.ref(storage), trajectory_table(storage, self._choose(storage))
+        structure = storage.structure if isinstance(storage, TensorStorage) and storage.initialized else None
+        if (
+            found is None
+            or found[0]() is not storage
+            or found[2] is not structure  # entries that separate trajectories may have been added
+            or _is_outdated(found[1].source, storage)
+        ):
+            found = self._found = weakref.ref(storage), trajectory_table(storage, self._choose(storage)), structure
         table = found[1]
         table.refresh()
         return table

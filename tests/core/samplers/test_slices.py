@@ -788,3 +788,13 @@ def test_a_second_buffer_of_a_full_ring_continues_where_the_first_one_wrote() ->
     assert second.writer.cursor == 3
     for buffer in (first, second):
         assert (buffer.sample()["number"].view(-1, 3).diff() == 1).all()
+
+
+@pytest.mark.parametrize("make", [SliceSampler, SliceSamplerWithoutReplacement])
+def test_ids_that_are_added_later_separate_trajectories(make: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=make(slice_len=3), batch_size=30)
+    buffer.extend(TensorDict({"next": {"done": torch.zeros(10, 1).bool()}}, [10]))
+    buffer.sample()
+    buffer["episode"] = torch.arange(10) // 5
+    for _ in range(4):
+        assert (buffer.sample()["episode"].view(-1, 3).diff() == 0).all()
