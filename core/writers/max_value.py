@@ -17,6 +17,9 @@ from tensordict import is_tensor_collection, is_tensorclass
 
 from ..errors import CorruptDataError, FormatError, MissingKeyError, SchemaError, UsageError, require_choice
 from ..storages.base import Storage
+from ..storages.tensor import TensorStorage
+from ..storages.write_log import Written
+from ..ted.schema import as_key
 from ..torchrl_classes import counterpart
 from .base import Labels, Writer, counts_of, read_array, read_metadata, write_folder
 
@@ -165,6 +168,8 @@ class TensorDictMaxValueWriter(Writer):
         self._ranking = Ranking()
         self._offer: Offer | None = None
         self._unranked = False
+        self._seen: Written | None = None
+        """The state of the storage's write log when the ranking was last complete; None before the first write."""
         self._labels = Labels()
         self._process = 0
 
@@ -181,7 +186,7 @@ class TensorDictMaxValueWriter(Writer):
         if previous is not None:
             self._ranking = Ranking()
             self.cursor = 0
-        self._unranked = not len(self._ranking)
+        self._unranked, self._seen = not len(self._ranking), None
         self._labels, self._process = Labels(), os.getpid()
 
     # Writing ---------------------------------------------------------------------------------------
@@ -219,6 +224,7 @@ class TensorDictMaxValueWriter(Writer):
         offer, self._offer = self._offer, None
         assert offer is not None  # `place` set it
         self.cursor = len(self._ranking) % capacity
+        self._seen = self.storage.log.now
         if replaced := offer.accepted - len(offer.places):
             self.write_count += replaced
 
@@ -232,11 +238,29 @@ class TensorDictMaxValueWriter(Writer):
         storage = self.storage
         if storage.shared and os.getpid() != self._process:
             raise self._not_shared()
-        if self._unranked:
+        if self._unranked or self._is_outdated(storage):
+            self._ranking = Ranking()
             if len(storage):
-                there = self._ranks(self._entry(storage.read_at(slice(None)), batch=True), len(storage))
-                self._ranking.offer(there, storage.max_size)  # in order of rows, so that each gets the place it has
-            self._unranked = False
+                # In order of rows, so that each gets the place it has.
+                self._ranking.offer(self._ranks_in(storage), storage.max_size)
+            self._unranked, self._seen = False, storage.log.now
+
+    def _ranks_in(self, storage: Storage) -> NDArray[Any]:
+        """Return the ranks of all stored elements."""
+        if isinstance(storage, TensorStorage):
+            return self._ranks(self._entry(storage.read_at(slice(None)), batch=True), len(storage))
+        return np.concatenate([self._ranks(self._entry(storage.read_at(row)), 1) for row in range(len(storage))])
+
+    def _is_outdated(self, storage: Storage) -> bool:
+        """Return whether ranks of stored elements may have changed since the last write."""
+        seen, now = self._seen, storage.log.now
+        if seen is None or now == seen:
+            return False
+        key, changes = as_key(self.rank_key), storage.log.since(seen.irregular)
+        if changes is None or now.rows != seen.rows:
+            return True
+        keys = [change.keys for change in changes]
+        return any(some is None or any(one[: len(key)] == key[: len(one)] for one in some) for some in keys)
 
     def _not_shared(self) -> SchemaError:
         return SchemaError(
@@ -273,7 +297,7 @@ class TensorDictMaxValueWriter(Writer):
     def reset(self) -> None:
         """Forget the ranking."""
         self._ranking = Ranking()
-        self._unranked = False
+        self._unranked, self._seen = False, None
 
     # State -----------------------------------------------------------------------------------------
 
@@ -292,6 +316,7 @@ class TensorDictMaxValueWriter(Writer):
             raise SchemaError(f"the state ranks {len(ranking)} elements, but this storage has room for {capacity}")
         self.cursor = len(ranking) % capacity if capacity else len(ranking)
         self.rank_key, self._ranking, self._unranked = key, ranking, False
+        self._seen = None if self._storage is None else self._storage.log.now  # rows that are loaded later are ranked
 
     def write_state(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Write `metadata.json` and, unless the ranking is empty, `current_top_values.memmap`."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict, tensorclass
 
+from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.errors import (
     CorruptDataError,
     DatasetNotFoundError,
@@ -18,6 +20,7 @@ from rbtool.core.errors import (
     UsageError,
 )
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
+from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.testing.writers import WriterTests
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
@@ -343,3 +346,20 @@ def test_where_an_element_would_be_written(score: float, place: int | None) -> N
     for _ in range(2):  # asking changes nothing
         assert writer.get_insert_index(scored([score])[0]) == place
     assert writer.add(scored([score])[0]) == place
+
+
+@pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage, LazyStackStorage])
+def test_elements_that_are_edited_are_ranked_again(kind: Any) -> None:
+    def ranks(*values: float) -> TensorDict:
+        return TensorDict({"rank": torch.tensor(values, dtype=torch.float)}, [len(values)])
+
+    buffer = TensorDictReplayBuffer(storage=kind(3), writer=TensorDictMaxValueWriter(rank_key="rank"))
+    buffer.extend(ranks(1, 2, 3))
+    buffer[0] = ranks(100)[0]
+    buffer.extend(ranks(2.5))
+    assert buffer[:]["rank"].tolist() == [100, 2.5, 3]
+    other = TensorDictReplayBuffer(storage=kind(3), writer=TensorDictMaxValueWriter(rank_key="rank"))
+    other.load_state_dict(buffer.state_dict())
+    other[1] = ranks(50)[0]
+    assert other.extend(ranks(4, 5)).tolist() == [-1, 2]
+    assert other[:]["rank"].tolist() == [100, 50, 5]
