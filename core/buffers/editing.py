@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -77,9 +78,16 @@ def _name(key: EntryKey) -> str:
 
 
 def _like(leaf: torch.Tensor, value: Any, key: EntryKey) -> torch.Tensor:
-    """Return `value` as a tensor of the leaf's element type; SchemaError if it is a tensor of another type."""
+    """Return `value` as a tensor of the leaf's element type.
+
+    SchemaError if it is a tensor of another type, or numbers that a type of whole numbers cannot hold.
+    """
     if not isinstance(value, torch.Tensor):
-        return torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
+        made = torch.as_tensor(value, dtype=leaf.dtype, device=leaf.device)
+        whole = not (leaf.is_floating_point() or leaf.is_complex())
+        if whole and not np.array_equal(made.numpy(force=True), np.asarray(value)):
+            raise SchemaError(f"{_name(key)} is {leaf.dtype}, which cannot hold {reprlib.repr(value)}")
+        return made
     if value.dtype != leaf.dtype:
         raise SchemaError(f"{_name(key)} is {value.dtype}, expected {leaf.dtype}")
     return value

@@ -753,3 +753,14 @@ def test_a_patch_may_have_views_of_what_is_stored() -> None:
     patch = {"a": whole["b"], "b": whole["a"]}
     buffer.update_if_present(index=index, generation=torch.zeros(3, dtype=torch.int64), patch=patch)
     assert (buffer["a"].tolist(), buffer["b"].tolist()) == ([0, 10, 20], [0, 1, 2])
+
+
+@pytest.mark.parametrize("values", [np.array([300, 1]), np.array([-1, 1]), [1.5, 2.0], np.array([1.5, 2.0])])
+def test_numbers_that_an_entry_cannot_hold_are_refused(values: Any) -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(2))
+    buffer.extend(TensorDict({"a": torch.ones(2, dtype=torch.uint8)}, [2]))
+    with pytest.raises(SchemaError, match="which cannot hold"):
+        buffer.set_("a", values)
+    assert buffer["a"].tolist() == [1, 1]
+    buffer["a"] = [2.0, 3]
+    assert buffer["a"].tolist() == [2, 3]
