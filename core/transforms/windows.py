@@ -30,6 +30,7 @@ from ..format.contracts import StepReader
 from ..format.videos import VIDEO, image_key, stated_fps
 from ..storages.dataset import StreamStorage
 from ..ted.schema import NEXT, NEXT_DONE, SINGLETONS, TRAJECTORY_KEYS, Numbers, as_key, key_called
+from ..trajectories import is_cut_behind
 from .base import Past, Transform
 from .keyed import KeyedTransform, Path, as_keys, not_there, require_named, require_tensordict
 
@@ -251,7 +252,8 @@ class FrameStack(_Stack):
 
     Time is the last dimension of a batch with two or more dimensions, as in padded trajectories and in slices drawn
     with `batched=True`. Frames before the start of a row, and across the end of a trajectory within a row, are replaced
-    by padding. The stack of `("next", key)` is the root's stack, shifted by one frame.
+    by padding. A trajectory ends at the flag `done_key`, and where the next step has another id (`("collector",
+    "traj_ids")`, "traj_ids" or "episode"). The stack of `("next", key)` is the root's stack, shifted by one frame.
 
     Args:
         n: the number of frames in a stack.
@@ -278,10 +280,9 @@ class FrameStack(_Stack):
         """Return how many steps of the same trajectory come before each step in the batch; int64 in its shape."""
         shape = batch.batch_size
         steps = torch.arange(shape[-1], device=batch.device).expand(shape)
-        done = batch.get(self.done_key, None)
-        if done is None:
-            return steps
-        ends = done.reshape(*shape, -1).any(-1)
+        ends, done = is_cut_behind(batch, None).to(steps.device), batch.get(self.done_key, None)
+        if done is not None:
+            ends = ends | done.reshape(*shape, -1).any(-1).to(steps.device)
         begins = torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
         return steps - torch.where(begins, steps, 0).cummax(-1).values
 

@@ -596,3 +596,9 @@ def test_stacks_follow_a_change_of_the_storage() -> None:
     twin = with_next(situation("wrapped mid-episode", "truncated"))
     buffer.set_storage(twin.buffer.storage)
     require_stacks(buffer.sample(), twin.model, 3)
+
+
+def test_stacks_of_frames_end_where_the_id_changes() -> None:
+    steps = {"pixels": torch.arange(5.0).view(1, 5, 1), "episode": torch.tensor([[0, 0, 1, 1, 1]])}
+    stacks = FrameStack(2, dim=-1)(TensorDict(steps, [1, 5]))["pixels"]
+    assert stacks.tolist() == [[[0, 0], [0, 1], [2, 2], [2, 3], [3, 4]]]
