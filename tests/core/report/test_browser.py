@@ -1,4 +1,4 @@
-"""The page of a report in a real Chromium: nothing is logged or requested, axe finds nothing, and it plays."""
+"""The page of a report in a real Chromium: it logs and requests nothing, is accessible, and plays episodes."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_axe_finds_nothing(browser: Browser, pages: Path, name: str, width: int,
         assert found == []
 
 
-def test_text_of_a_dataset_stays_text(browser: Browser, pages: Path) -> None:
+def test_texts_of_a_dataset_stay_text(browser: Browser, pages: Path) -> None:
     with browser.open(pages / "hostile.html") as page:
         assert page.evaluate("document.title") == f"{pages / 'hostile'} – dataset report"
         assert page.evaluate("document.querySelectorAll('main script:not([type]), a[href^=javascript]').length") == 0

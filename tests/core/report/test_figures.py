@@ -1,4 +1,4 @@
-"""The figures of a report are those of numpy, whatever the rows, episodes and layout."""
+"""The figures of a report agree with numpy for all rows, episodes and layouts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def columns_of(reader: StepReader, figures: FieldFigures) -> Array:
     return rows.reshape(-1, 1) if figures.pooled else rows.reshape(len(rows), math.prod(field.shape))
 
 
-def require_numpys(found: Distribution, values: Array) -> None:
+def require_equal_to_numpy(found: Distribution, values: Array) -> None:
     """Compare a distribution with what numpy computes of all values at once."""
     finite = values[np.isfinite(values)]
     numbers = finite.astype(np.float64)
@@ -92,18 +92,18 @@ def require_all(reader: StepReader, figures: Figures) -> None:
         columns = columns_of(reader, field)
         assert len(field.columns) == columns.shape[1]
         for place, found in enumerate(field.columns):
-            require_numpys(found, columns[:, place])
+            require_equal_to_numpy(found, columns[:, place])
         rows = columns.reshape(reader.manifest.steps, -1) if field.pooled else columns
         for place, known in enumerate(field.correlations):
             values = rows if field.pooled else rows[:, place]
             require_close(known, correlation_of(values, table.start, table.length, table.total_reward))
     for followed in figures.followed:
         assert (followed.steps, followed.following) == following_of(reader, followed.key)
-    require_numpys(figures.episodes.length, table.length)
+    require_equal_to_numpy(figures.episodes.length, table.length)
 
 
 def require_close(found: float | None, expected: float | None) -> None:
-    """Compare two correlations; where all but rounding is the same in all episodes, numpy's means nothing."""
+    """Compare two correlations, unless numpy's is undefined because all episodes agree up to rounding."""
     if expected is not None:
         assert found is not None
         assert abs(found - expected) < 1e-6
@@ -115,7 +115,7 @@ BLOCK = 97
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have episodes and histograms cross the borders of blocks."""
+    """Make episodes and histograms cross the borders of blocks."""
     monkeypatch.setattr(figures, "_BLOCK_BYTES", BLOCK)
 
 
@@ -139,7 +139,7 @@ def written(path: Path, columns: Mapping[Field, np.ndarray], lengths: Sequence[i
 
 @settings(max_examples=25)
 @given(plan=dataset_plans())
-def test_every_figure_of_odd_data_is_numpys(plan: DatasetPlan, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_figures_of_odd_data_agree_with_numpy(plan: DatasetPlan, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("plan") / "data"
     write_plan(plan, path)
     with open_steps(path) as reader, pytest.MonkeyPatch.context() as patch:
@@ -165,7 +165,7 @@ def test_every_layout_has_the_same_figures(tmp_path: Path, episodes: list[tuple[
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int64"])
-def test_fields_too_large_for_memory_have_exact_figures_but_for_quantiles(tmp_path, monkeypatch, small_blocks, dtype):
+def test_fields_too_large_for_memory_have_only_approximate_quantiles(tmp_path, monkeypatch, small_blocks, dtype):
     monkeypatch.setattr(figures, "_HELD_BYTES", 0)
     rows = np.random.default_rng(0).normal(size=(400, 3)) * [1, 20, 1000]
     field = Field(("observation",), dtype, (3,), "observation")
@@ -186,7 +186,7 @@ def test_nan_and_infinite_values_are_counted_and_constants_marked(tmp_path: Path
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "bool", "int64", "float32"])
-def test_images_and_wide_fields_are_described_as_a_whole(tmp_path: Path, small_blocks: None, dtype: str) -> None:
+def test_images_and_wide_fields_are_pooled(tmp_path: Path, small_blocks: None, dtype: str) -> None:
     shape = (16, 16, 3)
     rows = np.random.default_rng(1).integers(-100, 100, (7, *shape)).astype(dtype)
     field = Field(("pixels",), dtype, shape, "observation")
@@ -202,7 +202,7 @@ def test_columns_are_named_by_their_place(tmp_path: Path) -> None:
     assert [found.label(place) for place in (0, 5)] == ["pose[0, 0]", "pose[1, 2]"]
 
 
-def test_the_extremes_of_float64_have_histograms(tmp_path: Path) -> None:
+def test_histograms_reach_the_extremes_of_float64(tmp_path: Path) -> None:
     rows = np.array([-1.7e308, -1e308, 0.0, 1.7e308])
     path = written(tmp_path / "data", {Field(("x",), "float64", (), "observation"): rows}, [4])
     found = measured(path).fields[0].columns[0].histogram
@@ -222,7 +222,7 @@ def test_actions_are_compared_with_their_space(tmp_path: Path) -> None:
     assert (second.bounded.below, second.bounded.above, sum(second.bounded.counts)) == (1, 1, 2)
 
 
-def test_correlation_with_the_return_leaves_out_episodes_that_are_not_finite(tmp_path: Path) -> None:
+def test_correlations_with_the_return_agree_with_numpy(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", RAGGED)
     with open_steps(tmp_path / "walks") as reader:
         table, rows = reader.episodes, reader.read(("observation",), 0, 54)
@@ -231,14 +231,14 @@ def test_correlation_with_the_return_leaves_out_episodes_that_are_not_finite(tmp
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_returns_are_those_of_the_table_and_their_curve_loses_no_extreme(tmp_path: Path) -> None:
+def test_the_curve_of_returns_keeps_every_extreme(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(1, "terminated"), (2, "truncated")] * 1000)
     found = measured(tmp_path / "walks").episodes
     assert found is not None
     assert found.curve is not None
     assert found.returns is not None
     returns = found.table.total_reward
-    require_numpys(found.returns, returns)
+    require_equal_to_numpy(found.returns, returns)
     assert len(found.curve.mean) == 400
     parts = np.split(returns, found.curve.first[1:])
     assert np.array_equal(found.curve.low, [part.min() for part in parts])
@@ -247,7 +247,7 @@ def test_returns_are_those_of_the_table_and_their_curve_loses_no_extreme(tmp_pat
 
 
 @pytest.mark.parametrize(("operations", "known"), [({}, True), ({"exclude": ["next.original_reward"]}, False)])
-def test_sums_over_several_steps_are_not_taken_for_returns(tmp_path, operations, known) -> None:
+def test_sums_over_n_steps_are_not_returns(tmp_path, operations, known) -> None:
     write_walks(tmp_path / "walks", RAGGED)
     made = {"n_step": 3, "gamma": 1.0, **operations}
     rbtool.preprocess(tmp_path / "walks", None, tmp_path / "n", operations=made, num_workers=0)
@@ -257,14 +257,14 @@ def test_sums_over_several_steps_are_not_taken_for_returns(tmp_path, operations,
     assert (after.returns == before.returns, not after.no_returns) == (known, known)
 
 
-def test_the_next_observations_of_jumps_do_not_follow(tmp_path: Path) -> None:
+def test_next_observations_that_jump_do_not_follow(tmp_path: Path) -> None:
     plan = DatasetPlan((6, 3), ("terminated", "open"), (True, False), ODD_LEAVES[:1])
     write_plan(plan, tmp_path / "data")
     (found,) = measured(tmp_path / "data").followed
     assert (found.steps, found.following) == (7, 6)
 
 
-def test_chosen_episodes_of_another_dataset_have_figures_of_their_own(tmp_path: Path) -> None:
+def test_chosen_episodes_have_figures_of_their_own(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", RAGGED)
     with open_steps(tmp_path / "walks") as reader:
         chosen: StepReader = SoundSteps(reader, np.array([0, 2]))

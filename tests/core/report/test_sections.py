@@ -1,4 +1,4 @@
-"""The commands in a report do its steps again."""
+"""The commands in a report make the dataset again."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def commands_of(verb: str, **arguments: Any) -> str:
         ("merge", {"datasets": "a"}, ""),
     ],
 )  # fmt: skip
-def test_commands_are_as_they_are_typed(verb: str, arguments: dict[str, Any], expected: str) -> None:
+def test_commands_have_the_recorded_arguments(verb: str, arguments: dict[str, Any], expected: str) -> None:
     command = commands_of(verb, **arguments)
     assert command == expected
     assert shlex.split(command) == shlex.split(expected)

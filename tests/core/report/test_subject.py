@@ -37,7 +37,7 @@ def shown(reader: StepReader, most: int = 6, frame_bytes: int = 0) -> list[Shown
     return show_episodes(reader, measure(reader, Silent()), image_sources(reader), most, frame_bytes)
 
 
-def test_the_best_worst_and_median_are_chosen(tmp_path: Path) -> None:
+def test_the_best_worst_and_median_episodes_are_chosen(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", WALKS)
     with open_steps(tmp_path / "walks") as reader:
         table = reader.episodes
@@ -52,19 +52,17 @@ def test_the_best_worst_and_median_are_chosen(tmp_path: Path) -> None:
     assert len({row for row, _ in found}) == len(found)
 
 
-@pytest.mark.parametrize("most", [1, 2, 6])
-def test_no_more_are_chosen_than_asked_for(tmp_path: Path, most: int) -> None:
+def test_no_more_episodes_are_chosen_than_asked_for(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", WALKS)
     with open_steps(tmp_path / "walks") as reader:
-        assert len(chosen_episodes(reader.episodes, most, returns=True)) <= most
+        for most in (1, 2, 6):
+            assert len(chosen_episodes(reader.episodes, most, returns=True)) <= most
 
 
 @pytest.mark.parametrize(
     ("limit", "most", "left_out"), [(500, 8, ""), (7, 1, "2 observation columns, 1 action column")]
 )
-def test_traces_are_the_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, most: int, left_out: str
-) -> None:
+def test_traces_have_the_rows_of_the_episode(tmp_path: Path, monkeypatch, limit: int, most: int, left_out: str) -> None:
     monkeypatch.setattr(subject, "_STEPS", limit)
     monkeypatch.setattr(subject, "_TOGETHER", 40)
     monkeypatch.setattr(subject, "_COLUMNS", most)
@@ -86,7 +84,7 @@ def test_traces_are_the_rows(
     assert max(len(one.steps) for one in found) <= limit + 1
 
 
-def test_frames_are_those_of_their_steps(tmp_path: Path) -> None:
+def test_frames_belong_to_their_steps(tmp_path: Path) -> None:
     write_shown(tmp_path / "shown")
     with open_steps(tmp_path / "shown") as reader:
         found = shown(reader, frame_bytes=1 << 20)
@@ -99,12 +97,12 @@ def test_frames_are_those_of_their_steps(tmp_path: Path) -> None:
     assert np.array_equal(found, pixels[[0, 5, 7]])
 
 
-def test_what_is_damaged_is_passed_over(tmp_path: Path) -> None:
+def test_damaged_episodes_are_not_shown(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", WALKS)
     path = tmp_path / "walks" / "action.memmap"
     path.write_bytes(path.read_bytes()[: 7 * 8])
     with open_steps(tmp_path / "walks", damaged=True) as reader:
-        assert {one.row for one in shown(reader)} <= {0, 1}
+        assert {one.row for one in shown(reader)} == {0, 1}
 
 
 DRAW = np.random.default_rng(0)
@@ -131,7 +129,7 @@ def test_images_are_found_by_type_and_shape(shape: tuple[int, ...], dtype: str, 
     assert not is_image(Field(("action",), dtype, shape, "action"))
 
 
-def test_pixels_are_rgb_whatever_the_layout() -> None:
+def test_pixels_of_every_layout_become_rgb() -> None:
     rgb = DRAW.integers(1, 255, (2, 8, 9, 3)).astype(np.uint8)
     assert np.array_equal(as_rgb(rgb), rgb)
     assert np.array_equal(as_rgb(np.moveaxis(rgb, 3, 1)), rgb)
@@ -145,7 +143,7 @@ def test_pixels_are_rgb_whatever_the_layout() -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 3, 8])
-def test_small_frames_are_kept_as_they_are(columns: int) -> None:
+def test_small_frames_are_not_scaled(columns: int) -> None:
     frames = np.zeros((5, 12, 10, 3), np.uint8)
     frames += np.arange(5, dtype=np.uint8)[:, None, None, None] * 50
     sheet = sheet_of(frames, columns, 1 << 20)
@@ -157,7 +155,7 @@ def test_small_frames_are_kept_as_they_are(columns: int) -> None:
 
 
 @pytest.mark.parametrize("most", [200_000, 20_000])
-def test_sheets_keep_to_their_budget(most: int) -> None:
+def test_sheets_keep_within_their_bytes(most: int) -> None:
     noise = DRAW.integers(0, 256, (24, 200, 300, 3)).astype(np.uint8)
     sheet = sheet_of(noise, 8, most, gap=2)
     assert len(sheet.data) <= most

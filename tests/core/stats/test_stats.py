@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def finite(block: np.ndarray, dimension: int) -> np.ndarray:
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.lists(st.integers(0, 1000), max_size=4))
-def test_moments_of_parts_are_those_of_the_whole(block: np.ndarray, cuts: list[int]) -> None:
+def test_merged_moments_equal_those_of_the_whole(block: np.ndarray, cuts: list[int]) -> None:
     found = Moments(block.shape[1])
     for part in split(block, cuts):
         found.merge(Moments.of(part))
@@ -63,7 +64,7 @@ def test_deviations_keep_their_precision_beside_large_means() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 3.5, 1e300, 255])
-def test_what_never_varies_is_constant_and_has_no_deviation(value: float) -> None:
+def test_constant_values_have_no_deviation(value: float) -> None:
     found = Moments.of(np.full((1000, 1), value))
     found.merge(Moments.of(np.full((7, 1), value)))
     assert found.constant.tolist() == [True]
@@ -72,7 +73,7 @@ def test_what_never_varies_is_constant_and_has_no_deviation(value: float) -> Non
 
 @settings(max_examples=150, deadline=None)
 @given(VALUES, st.lists(st.integers(0, 1000), max_size=4))
-def test_quantiles_keep_their_promise_and_parts_make_no_difference(block: np.ndarray, cuts: list[int]) -> None:
+def test_quantiles_are_within_their_error_and_merge_exactly(block: np.ndarray, cuts: list[int]) -> None:
     whole, parts = QuantileSketch(block.shape[1]), QuantileSketch(block.shape[1])
     whole.update(block)
     for part in split(block, cuts):
@@ -104,7 +105,7 @@ def test_linear_quantiles_lie_between_two_values(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.bool_, np.int64, np.float16])
-def test_any_real_type_is_counted(dtype: type) -> None:
+def test_every_real_dtype_is_counted(dtype: type) -> None:
     values = np.random.default_rng(0).integers(0, 2, (501, 1)).astype(dtype)
     sketch = QuantileSketch(1)
     sketch.update(values)
@@ -112,7 +113,7 @@ def test_any_real_type_is_counted(dtype: type) -> None:
     assert Moments.of(values).mean[0] == pytest.approx(values.astype(float).mean())
 
 
-def test_memory_grows_with_the_range_of_values_and_not_their_number() -> None:
+def test_memory_grows_only_with_the_range_of_values() -> None:
     sketch, generator = QuantileSketch(1), np.random.default_rng(0)
     for _ in range(20):
         sketch.update(generator.normal(size=(50_000, 1)))
@@ -146,7 +147,7 @@ def exact(column: np.ndarray) -> tuple[float, float]:
     st.sampled_from(INTEGERS).flatmap(lambda t: npst.arrays(t, st.tuples(st.integers(1, 9), st.integers(1, 2)))),
     st.integers(0, 9),
 )
-def test_whole_numbers_are_exact(block: np.ndarray, cut: int) -> None:
+def test_moments_of_integers_are_exact(block: np.ndarray, cut: int) -> None:
     found = merged(block, cut)
     for dimension in range(block.shape[1]):
         column = block[:, dimension]
@@ -184,7 +185,7 @@ def test_extreme_floats_neither_overflow_nor_vanish(values: list[float], cut: in
     assert found.std[0] == pytest.approx(deviation, rel=1e-14, abs=0)
 
 
-def test_parts_of_whole_numbers_and_of_floats_are_joined() -> None:
+def test_moments_of_integers_and_floats_are_merged() -> None:
     found = merged(np.array([[2.0], [np.nan], [4.0]]), 1)
     found.merge(Moments.of(np.array([[1], [9]])))
     assert (found.count.tolist(), found.nan.tolist(), found.mean[0]) == ([4], [1], 4.0)
@@ -192,25 +193,10 @@ def test_parts_of_whole_numbers_and_of_floats_are_joined() -> None:
     assert (found.lowest, found.highest) == ([1], [9])
 
 
-class Counted(Silent):
-    """Adds up what is read."""
-
-    def __init__(self) -> None:
-        self.totals: list[tuple[int | None, str]] = []
-        self.read = 0
-
-    def start(self, label: str, total: int | None, unit: str) -> None:
-        self.totals.append((total, unit))
-
-    def advance(self, amount: int) -> None:
-        self.read += amount
-
-
-def test_the_leaves_of_a_dataset_are_read_once_and_described(walks: Path) -> None:
-    progress = Counted()
+def test_the_leaves_of_a_dataset_are_read_once_and_described(walks: Path, heard: Any) -> None:
     with TedReader(walks) as reader:
         fields = described_fields(reader.fields)
-        found = collect_stats(reader, fields, (0.5,), progress)
+        found = collect_stats(reader, fields, (0.5,), heard)
         rows = [reader.read(field.key, 0, 39).reshape(39, -1) for field in fields]
     names = {".".join(field.key) for field in fields}
     assert names == {"action", "info.success", "observation", "next.reward"} | {
@@ -221,7 +207,8 @@ def test_the_leaves_of_a_dataset_are_read_once_and_described(walks: Path) -> Non
         assert field.mean == pytest.approx(values.mean(0))
         assert (field.min, field.max) == (tuple(values.min(0)), tuple(values.max(0)))
     size = sum(values.nbytes for values in rows)
-    assert (progress.totals, progress.read) == ([(size, "bytes")], size)
+    assert [(total, unit) for _, total, unit in heard.started] == [(size, "bytes")]
+    assert sum(heard.advances) == size
 
 
 @pytest.mark.parametrize(("widest", "count"), [(3, (39, 39, 39)), (2, (117,))])

@@ -42,14 +42,14 @@ def test_a_missing_ray_is_an_error_with_its_installation(source: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("engine", "message"), [("ray", "needs workers"), ("spark", "is unknown")])
-def test_an_engine_without_sense_is_refused(source: Path, tmp_path: Path, engine: str, message: str) -> None:
+def test_ray_without_workers_and_unknown_engines_are_refused(source, tmp_path, engine: str, message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
         rbtool.convert(source, tmp_path / "made", engine=engine)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ted", "packed"])
-def test_the_bytes_are_those_of_one_process(ray: Any, source: Path, layout: str, tmp_path: Path) -> None:
+def test_workers_on_ray_write_the_bytes_of_one_process(ray: Any, source: Path, layout: str, tmp_path: Path) -> None:
     expected = rbtool.convert(source, tmp_path / "one", layout=layout).content_digest
     for workers in (1, 2):
         made = rbtool.convert(source, tmp_path / f"{workers}", layout=layout, num_workers=workers, engine="ray")
@@ -77,7 +77,7 @@ print(made.content_digest, flush=True)
 
 @contextlib.contextmanager
 def under_way(source: Path, layout: str) -> Iterator[subprocess.Popen[str]]:
-    """A conversion with a Ray of its own that has finished something, and waits for the file `go`."""
+    """A conversion on a Ray of its own that has finished some chunks and waits for the file `go`."""
     with subprocess.Popen(
         [sys.executable, "-c", _HELD, source, source.parent / "made", layout], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
@@ -113,10 +113,8 @@ def test_the_task_of_a_killed_worker_is_run_again(source: Path, layout: str, tmp
     pytest.importorskip("ray")
     expected = rbtool.convert(source, tmp_path / "one", layout=layout).content_digest
     with under_way(source, layout) as process:
-        actors = [
-            child for child in psutil.Process(process.pid).children(recursive=True) if "_Actor" in child.cmdline()[0]
-        ]
-        actors[0].kill()
+        children = psutil.Process(process.pid).children(recursive=True)
+        next(child for child in children if "_Actor" in child.cmdline()[0]).kill()
         (tmp_path / "go").touch()
         printed, _ = process.communicate(timeout=HANG)
     assert (process.returncode, printed.split()[-1]) == (0, expected)  # after what Ray prints about the worker

@@ -1,3 +1,5 @@
+"""`env`: versions, folders and variables of this process, without secrets."""
+
 from __future__ import annotations
 
 from importlib import metadata
@@ -5,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import each
 
 import rbtool
 from rbtool.core.results import to_document
@@ -22,7 +25,7 @@ def test_versions_and_folders_are_those_of_this_process(tmp_path: Path, monkeypa
     assert not found.extras.keys() & {"dev", "docs", "peer"}
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["numpy>=2", "no-such-package", 'av>=14; extra == "video"', "other.one ; extra == 'video'"]
     monkeypatch.setattr(module.metadata, "requires", lambda _: lines)
     found = rbtool.env()
@@ -39,7 +42,7 @@ def test_a_checkout_that_is_not_installed_is_described(monkeypatch: pytest.Monke
     assert (found.rbtool, found.packages, found.extras) == (rbtool.__version__, {}, {})
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value", "shown"),
     [
         ("HF_TOKEN", "hf_abcdefghijklmnop", "***"),
@@ -53,14 +56,12 @@ def test_a_checkout_that_is_not_installed_is_described(monkeypatch: pytest.Monke
         ("OTHER_DATASET_DIR", "/secret/project", None),
     ],
 )
-def test_variables_are_shown_without_secrets(
-    name: str, value: str, shown: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_shown_without_secrets(name: str, value: str, shown: str | None, monkeypatch) -> None:
     monkeypatch.setenv(name, value)
     assert rbtool.env().variables.get(name) == shown
 
 
-def test_the_document_for_pipelines() -> None:
+def test_the_result_is_a_document() -> None:
     document = to_document(rbtool.env())
     assert document["kind"] == "env"
     assert document["packages"]["torch"] == metadata.version("torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cases import each
 
 import rbtool
 from rbtool.core.format.manifest import MANIFEST
@@ -25,7 +26,7 @@ def _names(root: Path, pattern: str | None = None) -> list[str]:
     return [one.name for one in rbtool.list(pattern, root=root).datasets]
 
 
-def test_datasets_are_listed_with_what_is_in_them(root: Path) -> None:
+def test_list_describes_every_dataset(root: Path) -> None:
     found = rbtool.list(root=root)
     manifest = TedReader(root / "minari/D4RL/door/human-v2").manifest
     assert [one.name for one in found.datasets] == ["minari:D4RL/door/human-v2", "minari:cart-v0", "walks:a@12345678"]
@@ -35,32 +36,28 @@ def test_datasets_are_listed_with_what_is_in_them(root: Path) -> None:
     assert (door.path, door.problem) == (root / "minari/D4RL/door/human-v2", None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "found"),
     [
-        ("door", ["minari:D4RL/door/human-v2"]),
-        ("minari:*", ["minari:D4RL/door/human-v2", "minari:cart-v0"]),
-        ("*-v[0-1]", ["minari:cart-v0"]),
-        ("cart-v?", ["minari:cart-v0"]),
-        ("cart", ["minari:cart-v0"]),
-        ("art-v?", []),
+        ("door", ["minari:D4RL/door/human-v2"]), ("minari:*", ["minari:D4RL/door/human-v2", "minari:cart-v0"]),
+        ("*-v[0-1]", ["minari:cart-v0"]), ("cart-v?", ["minari:cart-v0"]), ("cart", ["minari:cart-v0"]), ("art-v?", []),
         ("Door", ["minari:D4RL/door/human-v2"]),
         (None, ["minari:D4RL/door/human-v2", "minari:cart-v0", "walks:a@12345678"]),
     ],
-)
-def test_a_pattern_chooses(root: Path, pattern: str | None, found: list[str]) -> None:
+)  # fmt: skip
+def test_a_pattern_selects_datasets(root: Path, pattern: str | None, found: list[str]) -> None:
     assert _names(root, pattern) == found
 
 
-def test_names_are_those_of_datasets(root: Path) -> None:
+def test_names_open_datasets_and_only_datasets_are_listed(root: Path) -> None:
     assert [rbtool.inspect(name, root=root).name for name in _names(root)] == _names(root)
     rbtool.checkpoint.save(root / "minari" / "cart-v0", root / "saved" / "cart", form="flat")
     write_walks(root / "minari" / ".cart-v0.rbtool-new-01234567", [(2, "open")])
     assert len(_names(root)) == 3
 
 
-@pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"format_version": 99}', b"\xff"])
-def test_what_cannot_be_read_is_listed_with_why(root: Path, damage: bytes) -> None:
+@each("damage", [b"{", b"[1]", b'{"format_version": 99}', b"\xff"])
+def test_an_unreadable_dataset_is_listed_with_the_problem(root: Path, damage: bytes) -> None:
     (root / "minari" / "cart-v0" / MANIFEST).write_bytes(damage)
     broken = rbtool.list("cart", root=root).datasets[0]
     assert broken.name == "minari:cart-v0"
@@ -68,7 +65,7 @@ def test_what_cannot_be_read_is_listed_with_why(root: Path, damage: bytes) -> No
     assert len(rbtool.list(root=root).datasets) == 3
 
 
-def test_roots_that_are_no_folders(tmp_path: Path) -> None:
+def test_a_missing_root_is_empty_and_a_file_is_refused(tmp_path: Path) -> None:
     assert to_document(rbtool.list(root=tmp_path / "none")) == {
         "schema": 1, "kind": "list", "root": str(tmp_path / "none"), "datasets": [],
     }  # fmt: skip

@@ -61,15 +61,11 @@ def test_every_option_is_on_the_command_line(verb: str) -> None:
         assert {*(about.flag or f"--{name.replace('_', '-')}").replace("/", " ").split()} <= flags
 
 
-def test_recorded_options_are_those_that_are_set() -> None:
+def test_recorded_and_raw_options_are_those_that_are_set() -> None:
     assert of.ConvertOptions("a", "b", skip_bad=True, force=True).recorded() == {"skip_bad": True}
     assert of.ConvertOptions("a", "b", force=True).recorded() == {}
-
-
-def test_raw_options_are_those_that_are_set() -> None:
-    assert of.ConvertOptions("a", "b", episodes="0:2", final_step="drop", force=True).raw() == {
-        "episodes": "0:2", "final_step": "drop",
-    }  # fmt: skip
+    raw = of.ConvertOptions("a", "b", episodes="0:2", final_step="drop", force=True).raw()
+    assert raw == {"episodes": "0:2", "final_step": "drop"}
 
 
 def test_arguments_that_are_missing_or_too_many_name_the_verb() -> None:
@@ -79,19 +75,13 @@ def test_arguments_that_are_missing_or_too_many_name_the_verb() -> None:
         rbtool.merge(["a", "b"], "c", "union")  # type: ignore[misc]
 
 
-# Options of raw formats: one declaration for the command line, Python and readers.
-
-
 def test_python_and_the_command_line_have_the_same_options() -> None:
     assert list(RawOptions.described()) == list(ReaderOptions.__annotations__)
 
 
 @pytest.mark.parametrize("call", [rbtool.convert, rbtool.inspect, rbtool.check, rbtool.download])
-def test_an_option_that_is_not_there_is_a_type_error(call: Any, tmp_path: Path) -> None:
-    file = write_d4rl(tmp_path / "a.hdf5", flat(random_episodes((3,))))
-    arguments = (file, tmp_path / "out") if call is rbtool.convert else (file,)
-    if call is rbtool.download:
-        arguments = ("minari", "a/b-v0")
+def test_an_unknown_option_is_a_type_error(call: Any) -> None:
+    arguments = ("a.hdf5", "out") if call is rbtool.convert else ("a.hdf5",)
     with pytest.raises(TypeError, match="unexpected keyword argument 'horizont'; did you mean 'horizon'"):
         call(*arguments, horizont=3)
 

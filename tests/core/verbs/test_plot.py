@@ -1,4 +1,4 @@
-"""`plot`: the numbers are those of the rows, spikes stay, and files appear whole or not at all."""
+"""`plot`: the numbers are those of the rows, spikes are kept, and files appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_field_is_plotted_over_the_steps_of_chosen_episodes(walks: Path) -> No
     assert result.charts[0].series[1].x.tolist() == [*range(90)]
 
 
-def test_columns_and_episodes_are_chosen(walks: Path) -> None:
+def test_columns_and_episodes_can_be_chosen(walks: Path) -> None:
     assert titles(plot(walks, fields=["observation[1]"], episodes="1").charts) == ["observation[1], episode 1"]
     assert titles(plot(walks, fields=["observation[0:2]"], episodes="0:2").charts) == [
         "observation[0]", "observation[1]"
@@ -73,16 +73,14 @@ def test_columns_and_episodes_are_chosen(walks: Path) -> None:
         ({"output": "picture"}, "ends in no suffix"),
     ],
 )
-def test_what_cannot_be_plotted_is_refused(walks: Path, options: dict, message: str) -> None:
+def test_impossible_plots_are_refused(walks: Path, options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plot(walks, **options)
 
 
-def test_images_and_text_are_no_lines(tmp_path: Path) -> None:
-    images = np.zeros((5, 16, 16, 3), np.uint8)
-    made = write_fields(
-        tmp_path / "images", {"reward": np.zeros(4), "pixels": images, "phase": np.zeros((4, 2), complex)}
-    )
+def test_images_and_complex_numbers_are_not_plotted(tmp_path: Path) -> None:
+    images, phase = np.zeros((5, 16, 16, 3), np.uint8), np.zeros((4, 2), complex)
+    made = write_fields(tmp_path / "images", {"reward": np.zeros(4), "pixels": images, "phase": phase})
     with pytest.raises(UsageError, match="pixels holds images") as caught:
         plot(made, fields=["pixels"])
     assert f"rbtool frames {made} --episode K --field pixels" in caught.value.hint
@@ -151,7 +149,7 @@ def test_a_picture_is_written_once_and_replaced_only_with_force(walks: Path, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == [place.name, "walks"]
 
 
-def test_what_is_no_picture_is_never_replaced(walks: Path, tmp_path: Path) -> None:
+def test_only_pictures_are_replaced(walks: Path, tmp_path: Path) -> None:
     (tmp_path / "a.svg").write_text("my notes")
     (tmp_path / "b.svg").mkdir()
     for place in ("a.svg", "b.svg", "walks/c.svg"):
@@ -176,7 +174,7 @@ def mixture(walks: Path, tmp_path: Path) -> Path:
     return tmp_path / "mix.toml"
 
 
-def test_of_a_mixture_the_weights_and_the_episodes_of_each_dataset_are_plotted(mixture: Path) -> None:
+def test_a_mixture_is_plotted_by_weights_and_episodes_of_each_dataset(mixture: Path) -> None:
     result = plot(mixture)
     shares, steps, *others = result.charts
     assert [Path(name).name for name in shares.names] == ["walks", "more", "bare"]
@@ -189,7 +187,7 @@ def test_of_a_mixture_the_weights_and_the_episodes_of_each_dataset_are_plotted(m
     assert result.notes == ()
 
 
-def test_of_a_mixture_fields_are_plotted_by_dataset(mixture: Path) -> None:
+def test_fields_of_a_mixture_are_plotted_by_dataset(mixture: Path) -> None:
     result = plot(mixture, fields=["action[1]", "reward"], episodes="0")
     shares, _, actions, rewards = result.charts
     first, second, bare = shares.names

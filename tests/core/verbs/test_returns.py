@@ -1,4 +1,4 @@
-"""The return of n-step data: the sum of the rewards of single steps, in every API that returns it."""
+"""The return of n-step data is the sum of the rewards of single steps, wherever it is shown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,11 @@ from tensordict import TensorDict
 import rbtool
 from rbtool.core.errors import UsageError
 from rbtool.core.format.episodes import EPISODES
-from rbtool.core.format.manifest import MANIFEST, Manifest, content_digest
-from rbtool.core.format.memmap.tree import record_file
+from rbtool.core.format.manifest import Manifest
 from rbtool.core.format.packed.recording import PackedRecorder
 from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.schema import Field, role_of
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import relist, write_walks
 
 WALKS = [(6, "terminated"), (1, "truncated"), (9, "open"), (4, "both")]
 N_STEP = {"n_step": 3, "gamma": 1.0}
@@ -29,15 +29,12 @@ Made = Callable[..., Path]
 
 @pytest.fixture
 def made(tmp_path: Path) -> Made:
-    """Make a dataset of walks by operations, `source` of what came of others."""
+    """Apply operations to the walks, or to the dataset called `source`."""
     write_walks(tmp_path / "walks", WALKS)
 
     def make(source: str = "walks", dest: str = "made", num_frames: int | None = None, **operations: object) -> Path:
-        path = tmp_path / dest
-        rbtool.preprocess(
-            tmp_path / source, None, path, operations=operations, num_workers=0, chunk_size=7, num_frames=num_frames
-        )
-        return path
+        options: Any = {"operations": operations, "num_workers": 0, "chunk_size": 7, "num_frames": num_frames}
+        return rbtool.preprocess(tmp_path / source, None, tmp_path / dest, **options).path
 
     return make
 
@@ -48,16 +45,13 @@ def returns(path: Path) -> list[float]:
 
 
 def with_old_table(path: Path) -> Path:
-    """Let the episode table hold sums of overlapping rewards, as rbtool 0.1 wrote it."""
+    """Rewrite the episode table with sums of overlapping rewards, as rbtool 0.1 wrote them."""
     with open_steps(path) as reader:
         table, rewards = reader.episodes, reader.read(("next", "reward"), 0, reader.manifest.steps).reshape(-1)
     sums = [rewards[a : a + n].sum() for a, n in zip(table.start, table.length, strict=True)]
     shutil.rmtree(path / EPISODES)
     replace(table, total_reward=np.array(sums)).save(path)
-    manifest = Manifest.load(path)
-    (path / MANIFEST).unlink()
-    files = tuple(record_file(path / f.path, f.path) if f.path.startswith(EPISODES) else f for f in manifest.files)
-    replace(manifest, files=files, content_digest=content_digest(files)).save(path)
+    relist(path)
     return path
 
 
@@ -81,7 +75,7 @@ def test_episodes_over_several_tasks_and_a_cut_one_have_their_returns(made: Made
     assert returns(again) == pytest.approx(returns(made("plain", "cut", num_frames=10, rename="action=move")))
 
 
-def test_an_old_table_is_corrected_wherever_returns_are_asked_for(made: Made, tmp_path: Path) -> None:
+def test_old_tables_are_corrected_wherever_returns_are_shown(made: Made, tmp_path: Path) -> None:
     truth, old = returns(tmp_path / "walks"), with_old_table(made(**N_STEP))
     assert returns(old) != truth
     found = rbtool.inspect(old, episode=2)
@@ -102,7 +96,7 @@ def test_an_old_table_is_corrected_wherever_returns_are_asked_for(made: Made, tm
         assert rbtool.check(tmp_path / layout).errors == 0
 
 
-def test_a_checkpoint_of_an_old_table_loads_with_the_digest_that_it_was_saved_with(made: Made, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_old_table_keeps_its_digest(made: Made, tmp_path: Path) -> None:
     old = with_old_table(made(**N_STEP))
     rbtool.checkpoint.save(old, tmp_path / "flat", form="flat")
     loaded = rbtool.checkpoint.load(tmp_path / "flat", tmp_path / "loaded")

@@ -1,4 +1,4 @@
-"""The card of a dataset on a hub, as YAML and Markdown are read: nothing in the data changes its structure."""
+"""The card of a dataset on a hub: nothing in the data changes its structure as YAML and Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import pytest
 import yaml
 from cases import each
+from huggingface_hub import DatasetCard as TheirCard
 from hypothesis import given
 from hypothesis import strategies as st
 from machine import ODD_PLAN
@@ -16,7 +17,7 @@ from rbtool.core.format.manifest import Dropped, Manifest, Provenance
 from rbtool.core.progress import Silent
 from rbtool.core.remote.hub_address import HubAddress
 from rbtool.core.testing.datasets import relist, write_plan, write_walks
-from rbtool.core.verbs.upload import DatasetCard, code, license_of
+from rbtool.core.verbs.upload import DatasetCard, _size_category, code, license_of
 
 EPISODES = [(40, "terminated"), (1, "truncated"), (1_100, "both")]
 
@@ -41,8 +42,6 @@ def test_the_card_is_metadata_for_the_hub(walks):
     assert found["task_categories"] == ["reinforcement-learning"]
     assert found["size_categories"] == ["1K<n<10K"]
     assert "rbtool" in found["tags"]
-    from huggingface_hub import DatasetCard as TheirCard
-
     assert TheirCard(card_of(walks)).data.license == "mit"
 
 
@@ -59,17 +58,15 @@ def test_the_card_describes_the_data_and_their_statistics(walks):
     assert line.split(" | ")[3:5] == [f"{reward.mean[0]:.4g}", f"{reward.std[0]:.4g}"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("steps", "category"),
     [(0, "n<1K"), (999, "n<1K"), (1_000, "1K<n<10K"), (99_999, "10K<n<100K"), (10**9, "1B<n<10B"), (10**13, "n>1T")],
 )
-def test_the_size(walks, steps, category):
-    from rbtool.core.verbs.upload import _size_category
-
+def test_steps_have_a_size_category(steps, category):
     assert _size_category(steps) == category
 
 
-def test_what_is_in_the_data_stays_text(walks):
+def test_texts_of_the_data_stay_text(walks):
     step = Provenance("convert", {"path": "/home/somebody/secret/data.h5", "note": NASTY}, NASTY, {}, NASTY)
     card = card_of(walks, notes=(NASTY,), provenance=(step,), dropped_keys=(Dropped(NASTY, NASTY),))
     plain = re.sub(r"^```.*?^```$|`[^`\n]*`", "", card, flags=re.MULTILINE | re.DOTALL)
@@ -81,7 +78,7 @@ def test_what_is_in_the_data_stays_text(walks):
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_a_span_of_code_has_one_line_and_no_end_in_it(text):
+def test_a_span_of_code_is_one_line_without_backticks(text):
     span = code(text)
     assert (span[0], span[-1], "`" in span[1:-1]) == ("`", "`", False)
     assert len(span.splitlines()) == 1
@@ -90,17 +87,20 @@ def test_a_span_of_code_has_one_line_and_no_end_in_it(text):
     assert "<!--" not in span
 
 
-def test_odd_names_stay_in_their_cells_and_no_steps_have_a_card(tmp_path):
+def test_odd_names_stay_in_their_cells(tmp_path):
     write_plan(ODD_PLAN, tmp_path / "odd")
     card = card_of(tmp_path / "odd")
     table = [line for line in card.splitlines() if line.startswith("| `")]
     assert {line.count(" | ") for line in table} <= {6}
     assert len(table) == len(Manifest.load(tmp_path / "odd").fields)
+
+
+def test_an_empty_dataset_has_a_card(tmp_path):
     write_walks(tmp_path / "empty", [])
     assert "0 steps in 0 episodes" in card_of(tmp_path / "empty")
 
 
-def test_a_card_of_others_is_kept_and_ours_is_replaced(walks):
+def test_text_of_others_in_a_card_is_kept_and_ours_replaced(walks):
     before = b"---\r\nlanguage: de\r\ntags: [walk, rbtool]\r\nlicense: [mit, cc0-1.0]\r\n---\r\n# Mine\r\n"
     first = card_of(walks, before, license_of(before))
     assert (metadata_of(first)["language"], metadata_of(first)["license"]) == ("de", ["mit", "cc0-1.0"])
@@ -118,7 +118,7 @@ def test_a_card_of_others_is_kept_and_ours_is_replaced(walks):
         (b"---\nlicense: mit\n", None),
     ],
 )  # fmt: skip
-def test_the_licence_of_a_card(card, license):
+def test_the_licence_is_read_from_the_metadata_of_a_card(card, license):
     assert license_of(card) == license
 
 
@@ -142,12 +142,12 @@ MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1
         (b"---\n? [a]\n: b\n---\n", "not YAML"),
     ],
 )  # fmt: skip
-def test_a_card_that_cannot_be_understood(card, said):
+def test_a_card_that_cannot_be_parsed_is_refused(card, said):
     with pytest.raises(rbtool.FormatError, match=f"README.*{said}"):
         license_of(card)
 
 
-def test_the_values_of_others_stay_what_they_are(walks):
+def test_values_of_others_in_the_metadata_are_kept(walks):
     values = {
         "language": "no", "time": "1:30", "long": ":".join(["59"] * 400) + ".5", "code": "012",
         "date": "2024-01-01T10:00:00Z", "count": 3, "share": 0.5, "large": 1e300, "small": -2e-7, "on": True,
