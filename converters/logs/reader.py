@@ -1063,6 +1063,7 @@ class LogReader(SurveyedReader[_Found]):
         }  # fmt: skip
 
     def _columns(self) -> tuple[list[_Column], list[str], list[Dropped]]:
+        self._close()  # the log of a survey that failed
         with ExitStack() as stack:
             log = stack.enter_context(self._recordings[0].open())
             mapping = LogMapping(log, self._given, self._images)

@@ -11,51 +11,41 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pytest
+from cases import each
+from conversions import WrittenReaderTests, refused, with_options, written
 from PIL import Image
 
 import rbtool
 from rbtool.converters.aloha.reader import AlohaReader
-from rbtool.core.errors import CorruptDataError, FormatError, UsageError
+from rbtool.core.errors import UsageError
 from rbtool.core.format.converter import Reader
-from rbtool.core.testing.readers import ReaderTests, joined
+from rbtool.core.testing.readers import joined
 
 DATA = Path("tests/data/aloha")
 SAMPLES = ["sim_transfer_cube", "mobile_aloha", "robotwin2"]
 Rows = dict[str, Any]
 
 
-class SmallPieces(AlohaReader):
-    piece_bytes = 6_000
+SmallPieces = with_options(AlohaReader, 6_000)
 
 
-class TestReader(ReaderTests):
-    has_rewards = False
-
-    @pytest.fixture(autouse=True)
-    def _files(self, tmp_path: Path) -> None:
-        self._path = tmp_path / "made" / "mobile"
-        for number, steps in ((0, 4), (2, 7), (10, 5)):
-            write(self._path / f"episode_{number}.hdf5", act(steps, number, packed=True))
-
-    def source(self) -> Path:
-        return self._path
-
-    def reader(self) -> type[Reader]:
-        return AlohaReader
-
-    def with_small_pieces(self) -> Reader:
-        return SmallPieces(self.source())
+def write_act(folder: Path) -> Path:
+    for number, steps in ((0, 4), (2, 7), (10, 5)):
+        write(folder / "mobile" / f"episode_{number}.hdf5", act(steps, number, packed=True))
+    return folder / "mobile"
 
 
-class TestRobotwin(TestReader):
-    @pytest.fixture(autouse=True)
-    def _files(self, tmp_path: Path) -> None:
-        self._path = tmp_path / "made" / "task"
-        for number, steps in ((0, 4), (1, 9), (2, 5)):
-            write(self._path / "data" / f"episode{number}.hdf5", robotwin(steps, number))
-        (self._path / "instructions").mkdir()
-        (self._path / "instructions" / "episode1.json").write_text('{"seen": ["lift it", "take it"], "unseen": []}')
+def write_robotwin(folder: Path) -> Path:
+    for number, steps in ((0, 4), (1, 9), (2, 5)):
+        write(folder / "task" / "data" / f"episode{number}.hdf5", robotwin(steps, number))
+    (folder / "task" / "instructions").mkdir()
+    (folder / "task" / "instructions" / "episode1.json").write_text('{"seen": ["lift it", "take it"], "unseen": []}')
+    return folder / "task"
+
+
+class TestReader(WrittenReaderTests):
+    kind, piece_bytes, has_rewards = AlohaReader, 6_000, False
+    made = written({"ACT": write_act, "RoboTwin": write_robotwin})
 
 
 def jpeg(frame: np.ndarray, **how: Any) -> bytes:
@@ -151,8 +141,8 @@ def plain(file: Path) -> Rows:
     return found
 
 
-@pytest.mark.parametrize("kind", [AlohaReader, SmallPieces])
-@pytest.mark.parametrize("name", ["sim_transfer_cube", "mobile_aloha"])
+@each("kind", [AlohaReader, SmallPieces])
+@each("name", ["sim_transfer_cube", "mobile_aloha"])
 def test_samples_of_act_are_what_h5py_and_pillow_read(name: str, kind: type[Reader]) -> None:
     facts, episodes, texts = read(DATA / name, kind)
     assert list(episodes) == [0, 1]
@@ -174,7 +164,7 @@ def test_samples_of_act_are_what_h5py_and_pillow_read(name: str, kind: type[Read
     assert any("--jpeg opencv" in note for note in facts.notes) == (name == "mobile_aloha")
 
 
-@pytest.mark.parametrize("kind", [AlohaReader, SmallPieces])
+@each("kind", [AlohaReader, SmallPieces])
 def test_the_sample_of_robotwin_is_what_h5py_and_pillow_read(kind: type[Reader]) -> None:
     facts, episodes, texts = read(DATA / "robotwin2", kind)
     assert facts.lengths == [7, 10]
@@ -202,7 +192,7 @@ def test_the_files_of_robotwin_convert_from_their_folder_alone(tmp_path: Path) -
     assert "../instructions/episode0.json" in rbtool.inspect(files.path).provenance[0].inputs
 
 
-@pytest.mark.parametrize("name", ["mobile_aloha", "robotwin2"])
+@each("name", ["mobile_aloha", "robotwin2"])
 def test_opencv_gives_the_channels_as_they_were_encoded(name: str) -> None:
     facts, standard, _ = read(DATA / name)
     _, swapped, _ = read(DATA / name, jpeg="opencv")
@@ -267,7 +257,7 @@ def test_the_last_observation_where_it_is_there_and_columns_of_other_lengths(tmp
     assert [one.key for one in facts.dropped_keys] == ["observations/effort"]
 
 
-@pytest.mark.parametrize("dtype", ["f8", ">f4", "f2"])
+@each("dtype", ["f8", ">f4", "f2"])
 def test_forks_with_other_types_and_compression(dtype: str, tmp_path: Path) -> None:
     rows = act(6, dtype=dtype)
     with h5py.File(tmp_path / "a.hdf5", "w") as file:
@@ -315,7 +305,7 @@ def robomind(steps: int = 4) -> Rows:
     return {"puppet/joint": arm, "master/joint": arm + 1, "observations/rgb_images/top": pictures}
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "more"),
     [
         (act(4), ["observations/matrix"]), (aligned(), ["vision/cam_head/shape", "vision/cam_head/intrinsic_matrix"]),
@@ -329,7 +319,7 @@ def test_arrays_without_a_row_a_step_shorten_nothing(rows: Rows, more: list[str]
     assert set(more) <= {one.key for one in facts.dropped_keys}
 
 
-@pytest.mark.parametrize(
+@each(
     ("rows", "name"), [(act(4) | {"base_action": np.ones((4, 2))}, "base_action"), (aligned(), "action/arm"),
                        (robomind(), "master/joint")],
 )  # fmt: skip
@@ -350,79 +340,65 @@ def test_pictures_of_robomind_that_were_never_encoded_may_be_the_first(tmp_path:
     assert episodes[0]["observation.image.top"][:2].tolist() == frames(2, 1).tolist()
 
 
-@pytest.mark.parametrize("name", ["", "data", "data/episode1.hdf5"])
+@each("name", ["", "data", "data/episode1.hdf5"])
 def test_instructions_of_robotwin_are_beside_the_folder_of_files(name: str) -> None:
     _, _, texts = read(DATA / "robotwin2" / name)
     stated = json.loads((DATA / "robotwin2" / "instructions" / "episode1.json").read_text())
     assert texts[-1]["language_instruction"] == stated["seen"][0]
 
 
-def other_file(path: Path) -> None:
-    write(path / "episode_1.hdf5", robotwin(4))
+def drop(name: str) -> Callable[[h5py.File], Any]:
+    return lambda file: file.__delitem__(name)
 
 
-def drop(name: str) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with h5py.File(path / "episode_1.hdf5", "r+") as file:
-            del file[name]
-
-    return change
-
-
-def put(name: str, values: Any) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        with h5py.File(path / "episode_1.hdf5", "r+") as file:
-            del file[name]
-            file.create_dataset(name, data=values)
+def put(values: Any, name: str = "observations/images/top") -> Callable[[h5py.File], Any]:
+    def change(file: h5py.File) -> None:
+        del file[name]
+        file.create_dataset(name, data=values)
 
     return change
 
 
-def cut(path: Path) -> None:
-    file = path / "episode_1.hdf5"
-    file.write_bytes(file.read_bytes()[:900])
-
-
-REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "another layout": (other_file, "episode_1.hdf5 has other groups than the files of ALOHA beside it"),
-    "no action": (drop("action"), "other groups"),
-    "no camera": (drop("observations/images/top"), "has no 'observations/images/top', which episode_0.hdf5"),
-    "another width": (put("action", np.zeros((4, 7), "f4")), "has 'action' as float32 \\[7\\]"),
-    "text for actions": (put("action", np.array([b"a"] * 4)), "'action' cannot be read as rows"),
-    "another picture": (
-        put("observations/images/top", padded([jpeg(one[:6]) for one in frames(4, 0)])), "as uint8 \\[6, 16, 3\\]"
-    ),
-    "no picture": (put("observations/images/top", np.array([b"x"] * 4)), "cannot be read|is not|image"),
-    "a cut picture": (
-        put("observations/images/top", padded([jpeg(one)[:300] for one in frames(4, 0)])), "is damaged or was cut"
-    ),
-    "a cut file": (cut, "was cut"),
-    "no HDF5": (lambda path: (path / "episode_0.hdf5").write_bytes(b"?" * 99), "is not an HDF5 file"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name: str, tmp_path: Path) -> None:
+@each(
+    ("change", "said"),
+    [
+        (drop("action"), "other groups"),
+        (drop("observations/images/top"), "has no 'observations/images/top', which episode_0.hdf5"),
+        (put(np.zeros((4, 7), "f4"), "action"), "has 'action' as float32 \\[7\\]"),
+        (put(np.array([b"a"] * 4), "action"), "'action' cannot be read as rows"),
+        (put(padded([jpeg(one[:6]) for one in frames(4, 0)])), "as uint8 \\[6, 16, 3\\]"),
+        (put(np.array([b"x"] * 4)), "cannot be read|is not|image"),
+        (put(padded([jpeg(one)[:300] for one in frames(4, 0)])), "is damaged or was cut"),
+        (robotwin(4), "episode_1.hdf5 has other groups than the files of ALOHA beside it"),
+        (900, "was cut"),
+        (b"?" * 99, "is not an HDF5 file"),
+    ],
+)
+def test_one_file_that_does_not_fit_is_refused_and_may_be_left_out(change: Any, said: str, tmp_path: Path) -> None:
+    """The change is that of an open file, other rows, the size at which it is cut, or all bytes of the first file."""
+    folder = tmp_path / "d"
     for number in range(3):
-        write(tmp_path / "d" / f"episode_{number}.hdf5", act(4, number, packed=True), sim=False)
-    change, said = REFUSED[name]
-    change(tmp_path / "d")
-    with pytest.raises((FormatError, CorruptDataError), match=said) as caught:
-        read(tmp_path / "d")
-    assert "\n" not in caught.value.message
-    assert rbtool.convert(tmp_path / "d", tmp_path / "out", skip_bad=True).episodes == 2
+        write(folder / f"episode_{number}.hdf5", act(4, number, packed=True), sim=False)
+    file = folder / f"episode_{0 if isinstance(change, bytes) else 1}.hdf5"
+    if isinstance(change, dict):
+        write(file, change)
+    elif isinstance(change, bytes | int):
+        file.write_bytes(change if isinstance(change, bytes) else file.read_bytes()[:change])
+    else:
+        with h5py.File(file, "r+") as opened:
+            change(opened)
+    refused(folder, said)
+    assert rbtool.convert(folder, tmp_path / "out", skip_bad=True).episodes == 2
 
 
-@pytest.mark.parametrize("options", [{"jpeg": "fast"}, {"images": "keep"}])
-def test_options_that_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="expected"):
-        read(DATA / "mobile_aloha", **options)
+@each("options", [{"jpeg": "fast"}, {"images": "keep"}])
+def test_options_of_unknown_values_are_refused(options: dict[str, Any]) -> None:
+    refused(DATA / "mobile_aloha", "expected", UsageError, **options)
 
 
 def test_episodes_without_steps_are_named(tmp_path: Path) -> None:
     write(tmp_path / "d" / "episode0.hdf5", robotwin(1))
-    with pytest.raises(FormatError, match="no episodes with steps"):
-        read(tmp_path / "d")
+    refused(tmp_path / "d", "no episodes with steps")
     write(tmp_path / "d" / "episode1.hdf5", robotwin(3))
     facts, _, _ = read(tmp_path / "d")
     assert "1 episode without steps left out: episode0.hdf5" in facts.notes

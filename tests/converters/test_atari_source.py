@@ -10,22 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import each
+from conversions import FAULTS, MirrorSourceTests
 from shard_files import random_rows, steps_of, write_run
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
-from rbtool.converters.atari.reader import AtariSource
-from rbtool.core.errors import (
-    AuthorisationError,
-    CorruptDataError,
-    DatasetNotFoundError,
-    NetworkError,
-    RbtoolError,
-    UsageError,
-)
-from rbtool.core.format.converter import RemoteDataset, Source
+from rbtool.core.errors import AuthorisationError, CorruptDataError, DatasetNotFoundError, RbtoolError, UsageError
 from rbtool.core.open_steps import open_steps
-from rbtool.core.testing.sources import SourceTests
 
 ID = "Pong/1"
 ROWS = random_rows((5, 3, 9, 1), tail=4)
@@ -50,16 +42,8 @@ def server(files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: P
         yield running
 
 
-class TestSource(SourceTests):
-    @pytest.fixture(autouse=True)
-    def running(self, server: StaticServer) -> None:
-        pass
-
-    def source(self) -> Source:
-        return AtariSource()
-
-    def first(self, source: Source) -> RemoteDataset:
-        return source.describe(ID)
+class TestSource(MirrorSourceTests):
+    name, id, count = "atari", ID, 300
 
 
 def rows_at(path: Path) -> bytes:
@@ -83,36 +67,20 @@ def test_a_run_is_downloaded_joined_and_packed(server: StaticServer) -> None:
     assert rbtool.diff(other.path, result.path).equal
 
 
-def test_all_300_runs_are_listed_without_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
-    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
-    assert len(rbtool.list_remote("atari").datasets) == 300
-
-
-@pytest.mark.parametrize(("asked", "meant"), [("Pong/6", "Pong/"), ("Pongg/1", "Pong/1"), ("Pong", "Pong/")])
+@each(("asked", "meant"), [("Pong/6", "Pong/"), ("Pongg/1", "Pong/1"), ("Pong", "Pong/")])
 def test_an_unknown_run_names_the_nearest(asked: str, meant: str, server: StaticServer) -> None:
     with pytest.raises(RbtoolError) as caught:
         rbtool.download("atari", asked)
     assert meant in f"{caught.value} {caught.value.hint}"
 
 
-ALWAYS = [Fault(status=503)]
-FAULTS: dict[str, tuple[list[Fault], type[RbtoolError] | None]] = {
-    "cut once": ([SOUND, Fault(cut=50), SOUND], None),
-    "reset once": ([SOUND, Fault(reset=True), SOUND], None),
-    "busy once": ([SOUND, Fault(status=503), SOUND], None),
-    "too many requests once": ([SOUND, Fault(status=429, headers={"Retry-After": "0"}), SOUND], None),
-    "no ranges": ([Fault(no_range=True)], None),
-    "always down": ([Fault(status=503)], NetworkError),
-    "refused": ([Fault(status=403)], AuthorisationError),
-    "corrupt": ([SOUND, Fault(corrupt=400)], CorruptDataError),
-}
+FAULTS_HERE = FAULTS | {"corrupt": ([SOUND, Fault(corrupt=400)], CorruptDataError)}
 
 
 @pytest.mark.slow  # faults of a server and of a bucket are tried every day with OGBench and Gen-DGRL
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize("case", FAULTS_HERE)
 def test_the_fault_table(case: str, server: StaticServer, tmp_path: Path) -> None:
-    faults, kind = FAULTS[case]
+    faults, kind = FAULTS_HERE[case]
     server.faults[f"base/{ID}/{FRAMES}"] = list(faults)
     if kind is not None:
         with pytest.raises(kind):

@@ -8,76 +8,48 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from cases import each
+from conversions import WrittenReaderTests, column, columns_of, converted, refused
 from shard_files import calvin_frame, write_calvin
 
 import rbtool
 from rbtool.converters.calvin.reader import CalvinReader
-from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.converter import Reader
-from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.errors import CorruptDataError, RbtoolError, UsageError
+from rbtool.core.format.contracts import StepReader
 from rbtool.core.ted.episodes import EndReason, Final
-from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "calvin" / "task_D_D"
 RECORDINGS = [(40, 46), (10, 10), (20, 25)]
 SPANS = [(40, 43, "push", "a"), (42, 46, "pull it", "b"), (42, 46, "zieh daran", "b"), (21, 24, "lift", "c")]
-OBSERVATIONS = ("rgb_static", "rgb_gripper", "depth_static", "robot_obs", "scene_obs")
+SPANS_OF_TEXT: dict[str, Any] = {"episodes_by": "annotation", "trust_pickle": True}
 
 
-class _Trusting(CalvinReader):
-    """Reads spans of files that are trusted."""
-
-    def on_open(self) -> None:
-        self.options = {"episodes_by": "annotation", "trust_pickle": True, **self.options}
-        super().on_open()
-
-
-class TestReader(ReaderTests):
+class TestReader(WrittenReaderTests):
     """Recordings."""
 
-    has_rewards = False
-    kind: type[Reader] = CalvinReader
+    kind, piece_bytes, has_rewards = CalvinReader, 1000, False
 
-    @pytest.fixture(autouse=True)
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.folder = write_calvin(tmp_path_factory.mktemp("calvin") / "training", RECORDINGS, SPANS)
-
-    def source(self) -> Path:
-        return self.folder
-
-    def reader(self) -> type[Reader]:
-        return self.kind
-
-    def with_small_pieces(self) -> Reader:
-        return type("Small", (self.kind,), {"piece_bytes": 1000})(self.folder)
+    def write(self, folder: Path) -> Path:
+        return write_calvin(folder / "training", RECORDINGS, SPANS)
 
 
 class TestReaderOfAnnotations(TestReader):
     """Annotated spans."""
 
-    kind = _Trusting
+    options = SPANS_OF_TEXT
 
 
 class TestReaderOfTactileFrames(TestReader):
     """Frames of pictures of touch, with six digits in their names."""
 
-    @pytest.fixture(autouse=True)
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def write(self, folder: Path) -> Path:
         more = {"rgb_tactile": np.zeros((3, 2, 6), "u1"), "depth_tactile": np.ones((3, 2, 2), "f4")}
-        folder = tmp_path_factory.mktemp("calvin") / "training"
-        self.folder = write_calvin(folder, RECORDINGS, names="episode_{:06d}.npz", **more)
+        return write_calvin(folder / "training", RECORDINGS, names="episode_{:06d}.npz", **more)
 
 
-def rows_of(path: Path) -> tuple[dict[str, Any], TedReader]:
-    reader = TedReader(path)
-    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}, reader
-
-
-def assert_equal_rows(path: Path, spans: list[list[dict[str, Any]]], followed: list[bool]) -> None:
+def assert_equal_rows(reader: StepReader, spans: list[list[dict[str, Any]]], followed: list[bool]) -> None:
     """Compare with spans of frames, each with the frame after it where that is `followed`."""
-    found, reader = rows_of(path)
+    found = columns_of(reader)
     assert reader.episodes.length.tolist() == [len(span) - more for span, more in zip(spans, followed, strict=True)]
     assert reader.episodes.final.tolist() == [Final.OBSERVED if more else Final.REPEATED for more in followed]
     assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * len(spans)
@@ -107,15 +79,17 @@ def plain_frames(folder: Path, first: int, last: int) -> list[dict[str, Any]]:
 
 def test_recordings_equal_a_plain_reading(tmp_path: Path) -> None:
     folder = DATA / "training"
-    result = rbtool.convert(DATA, tmp_path / "out")
     edges = np.load(folder / "ep_start_end_ids.npy").tolist()
-    assert_equal_rows(result.path, [plain_frames(folder, *edge) for edge in edges], [False] * len(edges))
-    found, reader = rows_of(result.path)
-    assert found["info.frame"].tolist() == [frame for first, last in edges for frame in range(first, last + 1)]
-    assert any("auto_lang_ann.npy is a pickle, which --trust-pickle reads" in note for note in result.notes)
-    assert reader.documents().keys() == {"training_statistics.yaml"}
+    with converted(DATA, tmp_path / "out") as reader:
+        assert_equal_rows(reader, [plain_frames(folder, *edge) for edge in edges], [False] * len(edges))
+        numbers = [frame for first, last in edges for frame in range(first, last + 1)]
+        assert column(reader, "info.frame").tolist() == numbers
+        notes = reader.manifest.notes
+        assert any("auto_lang_ann.npy is a pickle, which --trust-pickle reads" in note for note in notes)
+        assert reader.documents().keys() == {"training_statistics.yaml"}
+        pictures = column(reader, "observation.rgb_static")
     # The picture shows the number of the step: band k of the top half is bright where bit k is set.
-    shown = found["observation.rgb_static"][:20, 2, :, 0] > 127
+    shown = pictures[:20, 2, :, 0] > 127
     assert len({row.tobytes() for row in shown}) == 20
 
 
@@ -123,46 +97,44 @@ def test_annotated_spans_equal_a_plain_reading(tmp_path: Path) -> None:
     folder = DATA / "training"
     stated = np.load(folder / "lang_annotations" / "auto_lang_ann.npy", allow_pickle=True).item()
     spans = stated["info"]["indx"]
-    result = rbtool.convert(folder, tmp_path / "out", episodes_by="annotation", trust_pickle=True)
     ends = dict(np.load(folder / "ep_start_end_ids.npy").tolist()).values()
     followed = [last not in ends for _, last in spans]
     frames = [plain_frames(folder, first, last + more) for (first, last), more in zip(spans, followed, strict=True)]
     assert followed == [True, True, False]
-    assert_equal_rows(result.path, frames, followed)
-    texts = rows_of(result.path)[1].episode_text or []
+    with converted(folder, tmp_path / "out", **SPANS_OF_TEXT) as reader:
+        assert_equal_rows(reader, frames, followed)
+        texts, manifest = reader.episode_text or [], reader.manifest
     assert [text["language_instruction"] for text in texts] == stated["language"]["ann"]
     assert [text["task"] for text in texts] == stated["language"]["task"]
     assert {text["scene"] for text in texts} == {"calvin_scene_D"}
-    assert [one["key"] for one in result.dropped_keys] == ["lang_annotations/auto_lang_ann.npy: language.emb"]
-    assert any("each annotated span is an episode" in note for note in result.notes)
+    assert [one.key for one in manifest.dropped_keys] == ["lang_annotations/auto_lang_ann.npy: language.emb"]
+    assert any("each annotated span is an episode" in note for note in manifest.notes)
 
 
 def test_recordings_have_their_spans_by_the_numbers_of_frames(tmp_path: Path) -> None:
     write_calvin(tmp_path / "d" / "training", RECORDINGS, [*SPANS, (9, 10, "outside", "x"), (45, 47, "across", "y")])
     write_calvin(tmp_path / "d" / "validation", [(60, 62)])
-    result = rbtool.convert(tmp_path / "d", tmp_path / "out", trust_pickle=True)
-    found, reader = rows_of(result.path)
-    texts = reader.episode_text or []
+    with converted(tmp_path / "d", tmp_path / "out", trust_pickle=True) as reader:
+        texts, frames, notes = reader.episode_text or [], column(reader, "info.frame").tolist(), reader.manifest.notes
     assert json.loads(texts[0]["annotations"]) == [
         {"first": first, "last": last, "text": text, "task": task} for first, last, text, task in SPANS[:3]
     ]
     assert [text.get("annotations") is None for text in texts] == [False, True, False, True]
     assert [text["split"] for text in texts] == ["training"] * 3 + ["validation"]
-    assert found["info.frame"].tolist() == [*range(40, 47), 10, *range(20, 26), *range(60, 63)]
-    assert any(note.startswith("2 annotations left out") for note in result.notes)
+    assert frames == [*range(40, 47), 10, *range(20, 26), *range(60, 63)]
+    assert any(note.startswith("2 annotations left out") for note in notes)
     one = rbtool.convert(tmp_path / "d", tmp_path / "validation", filter_key="validation")
     assert one.steps == 3
-    spans = rbtool.convert(
-        tmp_path / "d", tmp_path / "spans", episodes_by="annotation", trust_pickle=True, skip_bad=True
-    )
-    assert rows_of(spans.path)[1].episodes.length.tolist() == [4, 5, 5, 4]
-    assert "validation has no annotations: lang_annotations/auto_lang_ann.npy is missing" in spans.notes
+    with converted(tmp_path / "d", tmp_path / "spans", **SPANS_OF_TEXT, skip_bad=True) as reader:
+        assert reader.episodes.length.tolist() == [4, 5, 5, 4]
+        notes = reader.manifest.notes
+    assert "validation has no annotations: lang_annotations/auto_lang_ann.npy is missing" in notes
 
 
 def test_other_folders_of_annotations_and_other_forms_of_their_lists(tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS, SPANS, language="lang_paraphrase-MiniLM-L3-v2")
     path = folder / "lang_paraphrase-MiniLM-L3-v2" / "auto_lang_ann.npy"
-    first = rbtool.convert(folder, tmp_path / "a", episodes_by="annotation", trust_pickle=True)
+    first = rbtool.convert(folder, tmp_path / "a", **SPANS_OF_TEXT)
     content = np.load(path, allow_pickle=True).item()
     for count, indices in enumerate(
         [
@@ -173,7 +145,7 @@ def test_other_folders_of_annotations_and_other_forms_of_their_lists(tmp_path: P
         content["info"]["indx"] = indices
         content["language"]["ann"] = np.array(content["language"]["ann"])
         np.save(path, content, allow_pickle=True)
-        again = rbtool.convert(folder, tmp_path / f"b{count}", episodes_by="annotation", trust_pickle=True)
+        again = rbtool.convert(folder, tmp_path / f"b{count}", **SPANS_OF_TEXT)
         assert again.content_digest == first.content_digest
     shutil.copytree(path.parent, folder / "lang_all-mpnet-base-v2")
     notes = rbtool.convert(folder, tmp_path / "c", trust_pickle=True).notes
@@ -182,56 +154,48 @@ def test_other_folders_of_annotations_and_other_forms_of_their_lists(tmp_path: P
 
 def test_annotations_need_trust(tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS, SPANS)
-    with pytest.raises(UsageError, match=r"auto_lang_ann\.npy is not read") as raised:
-        rbtool.convert(folder, tmp_path / "out", episodes_by="annotation")
-    assert "--trust-pickle" in str(raised.value.hint)
+    error = refused(folder, r"auto_lang_ann\.npy is not read", UsageError, episodes_by="annotation")
+    assert "--trust-pickle" in str(error.hint)
     content = np.load(folder / "lang_annotations" / "auto_lang_ann.npy", allow_pickle=True).item()
     np.save(folder / "lang_annotations" / "auto_lang_ann.npy", content | {"x": Path("x")}, allow_pickle=True)
-    with pytest.raises(FormatError, match="a pickle of more than data: it has pathlib"):
-        rbtool.convert(folder, tmp_path / "out", episodes_by="annotation", trust_pickle=True)
+    refused(folder, "a pickle of more than data: it has pathlib", **SPANS_OF_TEXT)
 
 
 def test_pictures_can_be_left_out_and_odd_arrays_are_named(tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS, words=np.array(["a"]))
     for number in range(20, 27):
         np.savez(folder / f"episode_{number:07d}.npz", **calvin_frame(number, depth_static=None, words=np.array(["a"])))
-    result = rbtool.convert(folder, tmp_path / "out", images="skip")
-    found, _ = rows_of(result.path)
-    assert {name for name in found if name.startswith("observation")} == {
-        "observation.robot_obs",
-        "observation.scene_obs",
-    }
+    with converted(folder, tmp_path / "out", images="skip") as reader:
+        names = {field.name for field in reader.fields if field.name.startswith("observation")}
+    assert names == {"observation.robot_obs", "observation.scene_obs"}
     dropped = {one["key"]: one["why"] for one in rbtool.convert(folder, tmp_path / "all").dropped_keys}
     assert dropped["depth_static"] == "1 of 3 recordings do not have it"
     assert "cannot be stored" in dropped["words"]
     only = write_calvin(tmp_path / "relative", RECORDINGS, actions=None)
-    result = rbtool.convert(only, tmp_path / "relative_out")
-    assert rows_of(result.path)[0]["action"][0].tolist() == calvin_frame(40)["rel_actions"].tolist()
-    assert "there are no actions: action has the rel_actions" in result.notes
+    with converted(only, tmp_path / "relative_out") as reader:
+        assert column(reader, "action")[0].tolist() == calvin_frame(40)["rel_actions"].tolist()
+        assert "there are no actions: action has the rel_actions" in reader.manifest.notes
 
 
 def test_a_missing_frame_is_named_and_its_recording_can_be_left_out(tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS, SPANS)
     for number in (22, 23):
         (folder / f"episode_{number:07d}.npz").unlink()
-    with pytest.raises(
-        CorruptDataError, match=r"episode_0000022.npz of recording 2 \(20 to 25\) is missing, and 1 more"
-    ):
-        rbtool.convert(folder, tmp_path / "out")
-    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
-    assert rows_of(result.path)[1].episodes.episode.tolist() == [0, 1]
+    message = r"episode_0000022.npz of recording 2 \(20 to 25\) is missing, and 1 more"
+    refused(folder, message, CorruptDataError)
+    with converted(folder, tmp_path / "out", skip_bad=True) as reader:
+        assert reader.episodes.episode.tolist() == [0, 1]
     (folder / "episode_0000040.npz").write_bytes(b"PK")
-    found = rbtool.convert(folder, tmp_path / "one", skip_bad=True)
-    assert rows_of(found.path)[1].episodes.episode.tolist() == [1]
+    with converted(folder, tmp_path / "one", skip_bad=True) as reader:
+        assert reader.episodes.episode.tolist() == [1]
 
 
 def test_a_list_that_states_more_frames_than_there_can_be_takes_no_time(tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS)
     np.save(folder / "ep_start_end_ids.npy", np.array([[20, 25], [40, 1 << 60]]))
-    with pytest.raises(CorruptDataError, match="at least 999 more of its frames"):
-        rbtool.convert(folder, tmp_path / "out")
-    result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
-    assert rows_of(result.path)[1].episodes.length.tolist() == [6]
+    refused(folder, "at least 999 more of its frames", CorruptDataError)
+    with converted(folder, tmp_path / "out", skip_bad=True) as reader:
+        assert reader.episodes.length.tolist() == [6]
 
 
 def _other(frame: int, **more: Any) -> Any:
@@ -288,12 +252,10 @@ def _as_pickles(folder: Path) -> None:
 def test_contradictions_are_refused(change: Any, message: str, tmp_path: Path) -> None:
     folder = write_calvin(tmp_path / "d", RECORDINGS, SPANS)
     change(folder)
-    with pytest.raises(FormatError, match=message):
-        rbtool.convert(folder, tmp_path / "out", trust_pickle=True)
-    assert not (tmp_path / "out").exists()
+    refused(folder, message, trust_pickle=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"episodes_by": "file"}, "--episodes-by is 'file', expected recording or annotation"),
@@ -302,23 +264,19 @@ def test_contradictions_are_refused(change: Any, message: str, tmp_path: Path) -
     ],
 )
 def test_options_with_other_values_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=message):
-        rbtool.convert(write_calvin(tmp_path / "d", RECORDINGS), tmp_path / "out", **options)
+    refused(write_calvin(tmp_path / "d", RECORDINGS), message, UsageError, **options)
 
 
 def test_spans_across_recordings_are_refused_and_notes_say_what_else_is_odd(tmp_path: Path) -> None:
-    folder = write_calvin(
-        tmp_path / "d", RECORDINGS, [(24, 26, "beyond", "x"), (20, 21, "in", "y"), (43, 42, "back", "z")]
-    )
+    spans = [(24, 26, "beyond", "x"), (20, 21, "in", "y"), (43, 42, "back", "z")]
+    folder = write_calvin(tmp_path / "d", RECORDINGS, spans)
     np.save(folder / "ep_lens.npy", np.array([6, 0, 5]))
-    with pytest.raises(FormatError, match="annotation 0: no recording contains all its frames 24 to 26"):
-        rbtool.convert(folder, tmp_path / "no", episodes_by="annotation", trust_pickle=True)
-    result = rbtool.convert(folder, tmp_path / "out", episodes_by="annotation", trust_pickle=True, skip_bad=True)
-    assert rows_of(result.path)[1].episodes.episode.tolist() == [1]
-    assert any("the lengths in ep_lens.npy differ" in note for note in result.notes)
+    refused(folder, "annotation 0: no recording contains all its frames 24 to 26", **SPANS_OF_TEXT)
+    with converted(folder, tmp_path / "out", **SPANS_OF_TEXT, skip_bad=True) as reader:
+        assert reader.episodes.episode.tolist() == [1]
+        assert any("the lengths in ep_lens.npy differ" in note for note in reader.manifest.notes)
     shared = write_calvin(tmp_path / "shared", [(10, 12), (12, 14)])
-    result = rbtool.convert(shared, tmp_path / "twice")
-    assert any("recordings overlap: frames of 1 recording" in note for note in result.notes)
-    assert rows_of(result.path)[0]["info.frame"].tolist() == [10, 11, 12, 12, 13, 14]
-    with pytest.raises(RbtoolError, match="has no annotations"):
-        rbtool.convert(shared, tmp_path / "no", episodes_by="annotation", trust_pickle=True)
+    with converted(shared, tmp_path / "twice") as reader:
+        assert any("recordings overlap: frames of 1 recording" in note for note in reader.manifest.notes)
+        assert column(reader, "info.frame").tolist() == [10, 11, 12, 12, 13, 14]
+    refused(shared, "has no annotations", RbtoolError, **SPANS_OF_TEXT)

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import each
+from conversions import MirrorSourceTests
 from static_server import Fault, StaticServer, mirror
 from table_files import flat, random_episodes, write_d4rl
 
@@ -22,9 +24,7 @@ from rbtool.core.errors import (
     NetworkError,
     UsageError,
 )
-from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.format.locate import reader_class
-from rbtool.core.testing.sources import SourceTests
 
 KITCHEN = "kitchen-partial-v0"  # its checksum is not known
 HOPPER = "hopper-medium-v2"
@@ -59,16 +59,8 @@ def known_hopper(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     published.cache_clear()
 
 
-class TestSource(SourceTests):
-    @pytest.fixture(autouse=True)
-    def served(self, server: StaticServer) -> None:
-        pass
-
-    def source(self) -> Source:
-        return D4rlSource()
-
-    def first(self, source: Source) -> RemoteDataset:
-        return source.describe(KITCHEN)
+class TestSource(MirrorSourceTests):
+    name, id, count = "d4rl", KITCHEN, 179
 
 
 def test_the_table_has_all_179_datasets() -> None:
@@ -88,7 +80,7 @@ def test_the_table_has_all_179_datasets() -> None:
     assert len(set(digests)) == len(digests)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "file", "horizon"),
     [
         ("maze2d-open-v0", "maze2d/maze2d-open-sparse.hdf5", 150),
@@ -124,12 +116,8 @@ def test_an_unknown_id_names_the_nearest(server: StaticServer) -> None:
     assert server.asked == []
 
 
-def test_the_list_needs_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
-    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
-    found = rbtool.list_remote("d4rl")
-    assert len(found.datasets) == 179
-    assert {entry.name: entry.bytes for entry in found.datasets}[f"d4rl:{HOPPER}"] == 152_756_557
+def test_the_list_has_the_sizes_of_files(server: StaticServer) -> None:
+    assert {entry.name: entry.bytes for entry in rbtool.list_remote("d4rl").datasets}[f"d4rl:{HOPPER}"] == 152_756_557
 
 
 def test_an_unverified_file_is_opened_and_converted_with_the_horizon_of_its_id(server: StaticServer) -> None:
@@ -164,7 +152,7 @@ def test_other_bytes_than_the_known_ones_are_refused(server: StaticServer, known
     assert not (tmp_path / "store" / "d4rl" / HOPPER).exists()
 
 
-@pytest.mark.parametrize("body", [b"<!DOCTYPE html><html>Not today</html>", b"\x89HDF\r\n\x1a\n" + bytes(500)])
+@each("body", [b"<!DOCTYPE html><html>Not today</html>", b"\x89HDF\r\n\x1a\n" + bytes(500)])
 def test_what_is_no_hdf5_is_not_believed(server: StaticServer, body: bytes, tmp_path: Path) -> None:
     server.files[f"base/{dataset_named(KITCHEN).file}"] = body
     with pytest.raises(CorruptDataError, match="sends no D4RL file") as caught:
@@ -192,30 +180,27 @@ def test_mirrors_are_tried_in_order(server: StaticServer, monkeypatch: pytest.Mo
         rbtool.download("d4rl", KITCHEN, force=True)
 
 
-def test_a_password_in_a_base_url_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("D4RL_URL", "https://someone:secret@x.org/data")
+@each(
+    "value",
+    [
+        "ftp://x/y", "x.org", "https://", "https://x.org/a?b=c", "https://ok.org file:///etc",
+        "https://someone:secret@x.org/data",
+    ],
+)  # fmt: skip
+def test_a_base_url_of_another_form_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("D4RL_URL", value)
     with pytest.raises(UsageError, match="D4RL_URL has") as caught:
         rbtool.download("d4rl", KITCHEN)
     assert "secret" not in f"{caught.value}{caught.value.hint}"
 
 
-@pytest.mark.parametrize(
-    "value", ["ftp://x/y", "x.org", "https://", "https://x.org/a?b=c", "https://ok.org file:///etc"]
-)
-def test_a_base_url_of_another_form_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("D4RL_URL", value)
-    with pytest.raises(UsageError, match="D4RL_URL has"):
-        rbtool.download("d4rl", KITCHEN)
-
-
-@pytest.mark.parametrize(
+@each(
     ("fault", "kind"),
     [
-        (Fault(status=403), AuthorisationError),
-        (Fault(status=404), DatasetNotFoundError),
+        (Fault(status=403), AuthorisationError), (Fault(status=404), DatasetNotFoundError),
         (Fault(reset=True), NetworkError),
     ],
-)
+)  # fmt: skip
 def test_a_server_that_is_down_names_the_replacement(
     fault: Fault, kind: type[Exception], server: StaticServer, known_hopper: None
 ) -> None:

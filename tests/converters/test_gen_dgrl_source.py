@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from conversions import FAULTS, MirrorSourceTests
 from shard_files import random_dgrl, write_dgrl, write_dgrl_folder
 from static_server import SOUND, Fault, StaticServer, mirror
 
 import rbtool
-from rbtool.converters.gen_dgrl.reader import GenDgrlSource
-from rbtool.core.errors import (
-    AuthorisationError,
-    CorruptDataError,
-    DatasetNotFoundError,
-    NetworkError,
-    RbtoolError,
-    UsageError,
-)
-from rbtool.core.format.converter import RemoteDataset, Source
-from rbtool.core.testing.sources import SourceTests
+from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, UsageError
 
 ID, FILE = "bigfish-1M_E", "base/1M/level_200/expert/bigfish.tar.xz"
 EPISODES = random_dgrl((5, 3, 40))
@@ -40,27 +32,13 @@ def server(content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> I
         yield running
 
 
-class TestSource(SourceTests):
-    @pytest.fixture(autouse=True)
-    def running(self, server: StaticServer) -> None:
-        pass
-
-    def source(self) -> Source:
-        return GenDgrlSource()
-
-    def first(self, source: Source) -> RemoteDataset:
-        return source.describe(ID)
+class TestSource(MirrorSourceTests):
+    name, id, count = "gen_dgrl", ID, 128
 
 
 def pixels(dataset: str) -> bytes:
     found: bytes = rbtool.load_dataset(dataset)[:]["observation"].numpy().tobytes()
     return found
-
-
-def test_all_128_datasets_are_listed_without_the_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
-    monkeypatch.setenv("RBTOOL_OFFLINE", "1")
-    assert len(rbtool.list_remote("gen_dgrl").datasets) == 128
 
 
 def test_without_trust_nothing_is_fetched(server: StaticServer) -> None:
@@ -80,28 +58,18 @@ def test_a_dataset_is_downloaded_and_found_by_its_id(server: StaticServer) -> No
     assert server.asked == []
 
 
-FAULTS: dict[str, tuple[list[Fault], type[RbtoolError] | None]] = {
-    "cut once": ([SOUND, Fault(cut=50), SOUND], None),
-    "reset once": ([SOUND, Fault(reset=True), SOUND], None),
-    "busy once": ([SOUND, Fault(status=503), SOUND], None),
-    "too many requests once": ([SOUND, Fault(status=429, headers={"Retry-After": "0"}), SOUND], None),
-    "no ranges": ([Fault(no_range=True)], None),
-    "always down": ([Fault(status=503)], NetworkError),
-    "refused": ([Fault(status=403)], AuthorisationError),
-    "gone": ([Fault(status=404)], DatasetNotFoundError),
+FAULTS_HERE = FAULTS | {
     "corrupt at its end": ([SOUND, Fault(corrupt=-40)], CorruptDataError),
     "corrupt at its start": ([SOUND, Fault(corrupt=20)], CorruptDataError),
 }
 
 
-@pytest.mark.parametrize("case", FAULTS)
+@pytest.mark.parametrize("case", FAULTS_HERE)
 def test_the_fault_table(case: str, server: StaticServer, content: bytes, tmp_path: Path) -> None:
-    faults, kind = FAULTS[case]
-    places = [fault.corrupt for fault in faults]
-    faults = [
-        Fault(corrupt=len(content) + at) if at is not None and at < 0 else faults[n] for n, at in enumerate(places)
+    faults, kind = FAULTS_HERE[case]
+    server.faults[FILE] = [
+        replace(one, corrupt=None if one.corrupt is None else one.corrupt % len(content)) for one in faults
     ]
-    server.faults[FILE] = faults
     if kind is not None:
         with pytest.raises(kind):
             rbtool.download("gen_dgrl", ID, trust_pickle=True)

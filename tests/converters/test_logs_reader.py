@@ -6,11 +6,13 @@ import base64
 import io
 import json
 import math
+import re
 import shutil
 import sqlite3
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +23,8 @@ import numpy as np
 import pytest
 import yaml
 import zstandard
+from cases import each
+from conversions import WrittenReaderTests, refused, written
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from mcap.reader import make_reader
 from mcap.writer import CompressionType, Writer
@@ -34,23 +38,19 @@ from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 import rbtool
 from rbtool.converters.logs.reader import LogReader
 from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError, UsageError
-from rbtool.core.format.converter import Reader
 from rbtool.core.testing.datasets import ODD_LEAVES, WALK_FIELDS, DatasetPlan, walk_pieces, write_pieces, write_plan
-from rbtool.core.testing.readers import ReaderTests, joined
+from rbtool.core.testing.readers import joined
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 NS = 10**9
 BEGIN = 1_700_000_000 * NS
 MARKED: dict[str, Any] = {
     "map": [
-        "observation.state=/joint_states.position",
-        "action=/leader/command.data",
+        "observation.state=/joint_states.position", "action=/leader/command.data", "reward=/task/reward.data",
         "observation.image.front=/camera/color/image_raw/compressed",
-        "reward=/task/reward.data",
     ],
-    "fps": 50.0,
-    "episodes_by": "topic:/episode/marker",
-}
+    "fps": 50.0, "episodes_by": "topic:/episode/marker",
+}  # fmt: skip
 SQLITE: dict[str, Any] = {
     "map": "observation.state=/joint_states.position action=/arm/goal.position observation.image=/camera/image_raw",
     "fps": 30.0,
@@ -65,36 +65,21 @@ JSON: dict[str, Any] = {
 }  # fmt: skip
 PROTOBUF: dict[str, Any] = {"map": "observation.state=state.q action=command.u", "fps": 10.0}
 SAMPLES: dict[str, dict[str, Any]] = {
-    "ros2_markers.mcap": MARKED,
-    "json_unicode.mcap": JSON,
-    "proto_unchunked.mcap": PROTOBUF,
-    "rosbag2_sqlite": SQLITE,
-    "rosbag2_mcap_episodes": BAGS,
-    "ros1_sim_clock.bag": BAG,
-}
+    "ros2_markers.mcap": MARKED, "json_unicode.mcap": JSON, "proto_unchunked.mcap": PROTOBUF, "rosbag2_sqlite": SQLITE,
+    "rosbag2_mcap_episodes": BAGS, "ros1_sim_clock.bag": BAG,
+}  # fmt: skip
+MARKERS = LOGS / "ros2_markers.mcap"
 
 
-def with_options(options: dict[str, Any], piece_bytes: int = LogReader.piece_bytes) -> type[LogReader]:
-    """A reader that has its options: the tests of the contract open a path and give none."""
-
-    def on_open(self: LogReader) -> None:
-        self.options = options
-        LogReader.on_open(self)
-
-    return type("Mapped", (LogReader,), {"on_open": on_open, "piece_bytes": piece_bytes})
+def mapped(pairs: str, fps: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"map": pairs, "fps": fps, **more}
 
 
-class TestContract(ReaderTests):
+class TestReader(WrittenReaderTests):
     """Three episodes by markers, with pictures and rewards."""
 
-    def source(self) -> Path:
-        return LOGS / "ros2_markers.mcap"
-
-    def reader(self) -> type[Reader]:
-        return with_options(MARKED)
-
-    def with_small_pieces(self) -> Reader:
-        return with_options(MARKED, 20_000)(self.source())
+    kind, options, piece_bytes = LogReader, MARKED, 20_000
+    made = written({"markers": lambda _: MARKERS})
 
     def test_a_cut_file_raises_an_error(self, tmp_path: Path) -> None:
         """A log whose recorder was killed is read as far as it is whole, and a note says what is missing."""
@@ -107,8 +92,6 @@ class TestContract(ReaderTests):
                 assert any("has no end" in note and "are not" in note for note in facts.notes)
                 assert facts.steps <= 91
 
-
-# A plain reading ----------------------------------------------------------------------------------------
 
 Plain = dict[str, list[tuple[int, Any]]]
 """The decoded messages of each topic in order of log time, with that time."""
@@ -249,18 +232,19 @@ def rows_of(path: Path, options: dict[str, Any]) -> tuple[list[dict[str, np.ndar
     return [{".".join(key): rows for key, rows in columns.items()} for columns in found.values()], facts
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_every_row_equals_a_plain_reading(name: str) -> None:
-    found, _ = rows_of(LOGS / name, SAMPLES[name])
-    plain = list(expected(name))
-    assert len(found) == len(plain)
-    for rows, right in zip(found, plain, strict=True):
+def assert_same_rows(found: Sequence[dict[str, Any]], expected: Iterator[dict[str, list[Any]]]) -> None:
+    for rows, right in zip(found, expected, strict=True):
         assert rows.keys() - {"terminations", "truncations"} == right.keys()
         for key, values in right.items():
             assert rows[key].tolist() == np.asarray(values).tolist(), key
 
 
-@pytest.mark.parametrize(
+@each("name", SAMPLES)
+def test_every_row_equals_a_plain_reading(name: str) -> None:
+    assert_same_rows(rows_of(LOGS / name, SAMPLES[name])[0], expected(name))
+
+
+@each(
     ("name", "lengths", "terminated", "tasks"),
     [
         ("ros2_markers.mcap", [50, 1, 40], [True, False, False], ["reach", "press", "öffnen"]),
@@ -283,7 +267,7 @@ def test_ends_and_texts_are_those_that_were_recorded(
 
 
 def test_it_converts_with_workers_from_the_command_that_inspect_proposes(tmp_path: Path) -> None:
-    seen = rbtool.inspect(LOGS / "ros2_markers.mcap")
+    seen = rbtool.inspect(MARKERS)
     assert isinstance(seen, rbtool.core.verbs.inspect.ColumnsResult)
     assert {one.name: (one.messages, round(one.rate)) for one in seen.topics} == {
         "/joint_states": (141, 50), "/leader/command": (141, 50), "/camera/color/image_raw/compressed": (27, 10),
@@ -295,13 +279,10 @@ def test_it_converts_with_workers_from_the_command_that_inspect_proposes(tmp_pat
     assert (seen.format, seen.options["fps"], seen.options["episodes_by"]) == ("logs", 10.0, "topic:/episode/marker")
     (tmp_path / "map.toml").write_text(seen.map_document)
     made = {**seen.options, "map": str(tmp_path / "map.toml")}
-    one = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "one", **made)
-    two = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "two", num_workers=2, **made)
+    one = rbtool.convert(MARKERS, tmp_path / "one", **made)
+    two = rbtool.convert(MARKERS, tmp_path / "two", num_workers=2, **made)
     assert one.content_digest == two.content_digest
     assert one.episodes == 3
-
-
-# Rules --------------------------------------------------------------------------------------------------
 
 
 def times_of(plain: Plain, topic: str) -> np.ndarray[Any, Any]:
@@ -309,8 +290,8 @@ def times_of(plain: Plain, topic: str) -> np.ndarray[Any, Any]:
 
 
 def test_nearest_takes_the_message_that_is_nearest() -> None:
-    plain = plain_mcap(LOGS / "ros2_markers.mcap")
-    found, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "align": "nearest"})
+    plain = plain_mcap(MARKERS)
+    found, _ = rows_of(MARKERS, {**MARKED, "align": "nearest"})
     for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
         for key, topic in (("observation.state", "/joint_states"), ("action", "/leader/command")):
             steps = [
@@ -323,8 +304,8 @@ def test_nearest_takes_the_message_that_is_nearest() -> None:
 
 
 def test_linear_takes_a_value_between_two_of_numbers_and_holds_pictures() -> None:
-    plain = plain_mcap(LOGS / "ros2_markers.mcap")
-    found, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "align": "linear"})
+    plain = plain_mcap(MARKERS)
+    found, _ = rows_of(MARKERS, {**MARKED, "align": "linear"})
     times = times_of(plain, "/joint_states").astype(np.float64) - BEGIN
     order = plain["/joint_states"][0][1].name
     values = np.array([by_name(one, order) for _, one in plain["/joint_states"]])
@@ -337,11 +318,11 @@ def test_linear_takes_a_value_between_two_of_numbers_and_holds_pictures() -> Non
 
 
 def test_each_message_of_a_reference_is_a_step() -> None:
-    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+    plain = plain_mcap(MARKERS)
     topic = "/camera/color/image_raw/compressed"
     options = {**MARKED, "align": f"reference:{topic}", "episodes_by": "file"}
     del options["fps"]
-    (rows,), _ = rows_of(LOGS / "ros2_markers.mcap", options)
+    (rows,), _ = rows_of(MARKERS, options)
     assert rows["time.observation.image.front"].tolist() == times_of(plain, topic).tolist()
     assert not rows["age.observation.image.front"].any()
     held_joints = [held(plain["/joint_states"], time)[0] for time in times_of(plain, topic).tolist()]
@@ -349,7 +330,7 @@ def test_each_message_of_a_reference_is_a_step() -> None:
 
 
 def test_header_stamps_are_a_clock_and_the_others_are_moved_to_it() -> None:
-    plain = plain_mcap(LOGS / "ros2_markers.mcap")
+    plain = plain_mcap(MARKERS)
 
     def stamp(message: Any) -> int:
         return int(message.header.stamp.sec) * NS + int(message.header.stamp.nanosec)
@@ -360,10 +341,8 @@ def test_header_stamps_are_a_clock_and_the_others_are_moved_to_it() -> None:
         topic: [(stamp(one) if topic in stamped else time - delay, one) for time, one in messages]
         for topic, messages in plain.items()
     }
-    found, facts = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "clock": "header"})
-    for rows, right in zip(found, _of(moved, "ros2_markers.mcap"), strict=True):
-        for key, values in right.items():
-            assert rows[key].tolist() == np.asarray(values).tolist(), key
+    found, facts = rows_of(MARKERS, {**MARKED, "clock": "header"})
+    assert_same_rows(found, _of(moved, "ros2_markers.mcap"))
     assert any(f"/leader/command has no stamps: its log times less {delay / NS:.6f} s" in one for one in facts.notes)
 
 
@@ -372,18 +351,17 @@ def test_times_of_publishing_are_a_clock() -> None:
     with (LOGS / "json_unicode.mcap").open("rb") as file:
         times = [one.publish_time for _, channel, one in make_reader(file).iter_messages() if channel.topic[1] == "机"]
     assert set(rows["time.observation.state"].tolist()) <= set(times)
-    with pytest.raises(UsageError, match="does not store times of publishing"):
-        rows_of(LOGS / "rosbag2_sqlite", {**SQLITE, "clock": "publish"})
+    refused(LOGS / "rosbag2_sqlite", "does not store times of publishing", UsageError, **SQLITE, clock="publish")
 
 
 def test_late_values_are_marked_and_left_out_on_request() -> None:
     plain = list(expected("ros2_markers.mcap"))
-    marked, facts = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "100ms"})
+    marked, facts = rows_of(MARKERS, {**MARKED, "tolerance": "100ms"})
     for rows, right in zip(marked, plain, strict=True):
         late = [age > 0.1 for age in right["age.observation.image.front"]]
         assert rows["late.observation.image.front"].tolist() == late
     assert any("late by more than 100 ms" in note for note in facts.notes)
-    dropped, _ = rows_of(LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "100ms", "drop_late": True})
+    dropped, _ = rows_of(MARKERS, {**MARKED, "tolerance": "100ms", "drop_late": True})
     wanted = []
     for rows, right in zip(marked, plain, strict=True):
         late = rows["late.observation.image.front"]
@@ -393,11 +371,11 @@ def test_late_values_are_marked_and_left_out_on_request() -> None:
     assert [rows["action"].tolist() for rows in dropped] == wanted
     assert len(dropped) > len(marked)
     assert not any(rows["late.observation.image.front"].any() for rows in dropped)
-    assert [bool(rows["truncations"][-1] ^ rows["terminations"][-1]) for rows in dropped] == [True] * len(dropped)
+    assert all(rows["truncations"][-1] ^ rows["terminations"][-1] for rows in dropped)
 
 
 def test_actions_may_be_the_next_observation() -> None:
-    options = {"map": "observation.state=/joint_states.position", "fps": 30.0, "action": "next:observation.state"}
+    options = mapped("observation.state=/joint_states.position", 30.0, action="next:observation.state")
     (rows,), facts = rows_of(LOGS / "rosbag2_sqlite", options)
     assert rows["action"].tolist() == rows["observation.state"][1:].tolist()
     (rows,), facts = rows_of(LOGS / "rosbag2_sqlite", {**options, "action": None})
@@ -405,16 +383,18 @@ def test_actions_may_be_the_next_observation() -> None:
     assert any("no action is mapped" in note for note in facts.notes)
 
 
+WITH_SILENCE = [at * NS // 20 for at in (*range(10), *range(60, 75))]
+
+
 def test_silence_cuts_episodes(tmp_path: Path) -> None:
-    times = [at * 50_000_000 for at in (*range(10), *range(60, 75))]
-    log = json_log(tmp_path / "gap.mcap", {"/q": [(BEGIN + time, {"q": [float(time)]}) for time in times]})
-    found, _ = rows_of(log, {"map": "observation=/q.q", "fps": 20.0, "episodes_by": "gap:2s"})
+    log = json_log(tmp_path / "gap.mcap", {"/q": [(BEGIN + time, {"q": [float(time)]}) for time in WITH_SILENCE]})
+    found, _ = rows_of(log, mapped("observation=/q.q", 20.0, episodes_by="gap:2s"))
     assert [rows["observation"][0].tolist() for rows in found] == [[0.0], [3e9]]
     assert [len(rows["truncations"]) for rows in found] == [10, 15]
     assert all(rows["age.observation"].max() <= 0.05 for rows in found)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "wanted"),
     [
         (["start", "stop", "start", "success"], [False, True]),
@@ -428,14 +408,13 @@ def test_silence_cuts_episodes(tmp_path: Path) -> None:
     ],
 )
 def test_markers_are_words_flags_numbers_and_documents(values: list[Any], wanted: list[bool], tmp_path: Path) -> None:
-    marks = [(BEGIN + (at * 500 + 10) * 1_000_000, {"data": value}) for at, value in enumerate(values)]
-    states = [(BEGIN + at * 50_000_000, {"q": [float(at)]}) for at in range(45)]
-    log = json_log(tmp_path / "marks.mcap", {"/q": states, "/m": marks})
-    found, _ = rows_of(log, {"map": "observation=/q.q", "fps": 20.0, "episodes_by": "topic:/m"})
+    marks = timed(({"data": value} for value in values), NS // 2, 10_000_000)
+    log = json_log(tmp_path / "marks.mcap", {"/q": counted(45, NS // 20), "/m": marks})
+    found, _ = rows_of(log, mapped("observation=/q.x", 20.0, episodes_by="topic:/m"))
     assert [bool(rows["terminations"][-1]) for rows in found] == wanted
 
 
-@pytest.mark.parametrize(
+@each(
     ("stated", "ends", "text"),
     [
         (True, True, "true"), (1.0, True, "true"), ("yes", True, "true"), (0, False, "false"), (None, False, None),
@@ -444,52 +423,47 @@ def test_markers_are_words_flags_numbers_and_documents(values: list[Any], wanted
 )  # fmt: skip
 def test_success_is_what_a_stop_states(stated: Any, ends: bool, text: str | None, tmp_path: Path) -> None:
     """The first marker has fewer keys than the one that states success."""
-    states = [(BEGIN + at * 50_000_000, {"q": [float(at)]}) for at in range(45)]
-    marks = [(BEGIN, {"event": "start"}), (BEGIN + NS, {"event": "stop", "success": stated})]
-    log = json_log(tmp_path / "s.mcap", {"/q": states, "/m": marks})
-    with LogReader(log, options={"map": "observation=/q.q", "fps": 20.0, "episodes_by": "topic:/m"}) as reader:
+    marks = timed([{"event": "start"}, {"event": "stop", "success": stated}])
+    log = json_log(tmp_path / "s.mcap", {"/q": counted(45, NS // 20), "/m": marks})
+    with LogReader(log, options=mapped("observation=/q.x", 20.0, episodes_by="topic:/m")) as reader:
         reader.facts()
         (piece,) = reader.pieces()
     assert (bool(piece.terminated[-1]), piece.text.get("success")) == (ends, text)
 
 
 def test_the_order_of_keys_says_which_topic_leads(tmp_path: Path) -> None:
-    slow = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(5)]
-    fast = [(BEGIN + 30_000_000 + at * 10_000_000, {"x": float(at)}) for at in range(100)]
-    log = json_log(tmp_path / "two.mcap", {"/slow": slow, "/fast": fast})
+    topics = {"/slow": counted(5, NS // 10), "/fast": counted(100, NS // 100, 30_000_000)}
+    log = json_log(tmp_path / "two.mcap", topics)
     lengths = []
     for pairs in (
-        ["observation.z=/slow.x", "observation.a=/fast.x"],
-        ["observation.a=/fast.x", "observation.z=/slow.x"],
-    ):
+        ["observation.z=/slow.x", "observation.a=/fast.x"], ["observation.a=/fast.x", "observation.z=/slow.x"],
+    ):  # fmt: skip
         made = rbtool.convert(log, tmp_path / str(len(lengths)), map=pairs, fps=10.0)
         lengths.append(made.steps)
     assert lengths == [5, 10]
 
 
 def test_steps_of_a_reference_do_not_go_beyond_a_silence(tmp_path: Path) -> None:
-    times = [at * 50_000_000 for at in (*range(10), *range(60, 75))]
-    topics = {name: [(BEGIN + time, {"x": float(time)}) for time in times] for name in ("/q", "/r")}
+    topics = {name: [(BEGIN + time, {"x": float(time)}) for time in WITH_SILENCE] for name in ("/q", "/r")}
     log = json_log(tmp_path / "gap.mcap", topics)
     found, _ = rows_of(log, {"map": "observation=/q.x", "align": "reference:/r", "episodes_by": "gap:2s"})
-    assert [rows["observation"].tolist() for rows in found] == [times[:10], times[10:]]
+    assert [rows["observation"].tolist() for rows in found] == [WITH_SILENCE[:10], WITH_SILENCE[10:]]
     assert not any(rows["age.observation"].any() for rows in found)
 
 
 def test_an_episode_of_one_step_may_begin_with_the_value_that_comes_next(tmp_path: Path) -> None:
     topics = {"/q": [(BEGIN, {"x": 1.0}), (BEGIN + 50_000_000, {"x": 2.0})], "/c": [(BEGIN + 30_000_000, {"x": 3.0})]}
-    (rows,), _ = rows_of(json_log(tmp_path / "o.mcap", topics), {"map": "observation.q=/q.x info.c=/c.x", "fps": 10.0})
+    (rows,), _ = rows_of(json_log(tmp_path / "o.mcap", topics), mapped("observation.q=/q.x info.c=/c.x", 10.0))
     assert (rows["observation.q"].tolist(), rows["info.c"].tolist()) == ([1.0, 2.0], [3.0])
     assert rows["age.info.c"].tolist() == [-0.03]
 
 
 def test_messages_in_no_step_are_counted(tmp_path: Path) -> None:
     """Of 40 states five are before the first action; of four rewards one is then, and one after the last state."""
-    states = [(BEGIN + at * 100_000_000, {"x": float(at)}) for at in range(40)]
-    actions = [(BEGIN + 500_000_000 + at * 100_000_000, {"x": 0.0}) for at in range(50)]
-    rewards = [(BEGIN + at * 100_000_000, {"x": 1.0}) for at in (5, 10, 20, 60)]
-    log = json_log(tmp_path / "r.mcap", {"/q": states, "/a": actions, "/r": rewards})
-    (rows,), facts = rows_of(log, {"map": "observation=/q.x action=/a.x reward=/r.x", "fps": 10.0})
+    rewards = [(BEGIN + at * NS // 10, {"x": 1.0}) for at in (5, 10, 20, 60)]
+    topics = {"/q": counted(40, NS // 10), "/a": counted(50, NS // 10, NS // 2), "/r": rewards}
+    pairs = "observation=/q.x action=/a.x reward=/r.x"
+    (rows,), facts = rows_of(json_log(tmp_path / "r.mcap", topics), mapped(pairs, 10.0))
     assert rows["reward"].sum() == 2.0
     assert "/r: 2 messages are outside all steps, and not added up" in facts.notes
     assert any(note.startswith("/q: of 36 rows") and "and 5 outside episodes" in note for note in facts.notes)
@@ -498,38 +472,30 @@ def test_messages_in_no_step_are_counted(tmp_path: Path) -> None:
 
 def stamped(*stamps: int, delay: int = 0) -> list[tuple[int, Any]]:
     """Messages ten a second, with these stamps in nanoseconds."""
-    return [
-        (
-            BEGIN + at * 100_000_000 + delay,
-            {"header": {"stamp": {"sec": one // NS, "nanosec": one % NS}}, "x": float(at)},
-        )
-        for at, one in enumerate(stamps)
-    ]
+    headers = [{"stamp": {"sec": one // NS, "nanosec": one % NS}} for one in stamps]
+    return timed(({"header": one, "x": float(at)} for at, one in enumerate(headers)), NS // 10, delay)
+
+
+STAMPS = [BEGIN + at * NS // 10 for at in range(6)]
 
 
 def test_messages_without_a_stamp_are_left_out(tmp_path: Path) -> None:
-    stamps = [BEGIN + at * 100_000_000 for at in range(6)]
-    log = json_log(tmp_path / "z.mcap", {"/q": stamped(*stamps), "/s": stamped(stamps[0], 0, *stamps[2:])})
-    pairs = "observation.a=/q.x observation.b=/s.x"
-    (rows,), facts = rows_of(log, {"map": pairs, "fps": 10.0, "clock": "header"})
+    log = json_log(tmp_path / "z.mcap", {"/q": stamped(*STAMPS), "/s": stamped(STAMPS[0], 0, *STAMPS[2:])})
+    (rows,), facts = rows_of(log, mapped("observation.a=/q.x observation.b=/s.x", 10.0, clock="header"))
     assert rows["observation.b"].tolist()[:6] == [0.0, 0.0, 2.0, 3.0, 4.0, 5.0]
     assert "1 message of /s is left out: the stamp is 0" in facts.notes
 
 
 def test_clocks_that_may_differ_are_noted(tmp_path: Path) -> None:
-    stamps = [BEGIN + at * 100_000_000 for at in range(6)]
-    other = [one - 600 * NS for one in stamps]
-    log = json_log(tmp_path / "c.mcap", {"/q": stamped(*stamps, stamps[-1]), "/s": stamped(*other, *stamps[:2])})
-    _, facts = rows_of(log, {"map": "observation.a=/q.x", "fps": 10.0, "clock": "header"})
+    other = [one - 600 * NS for one in STAMPS]
+    log = json_log(tmp_path / "c.mcap", {"/q": stamped(*STAMPS, STAMPS[-1]), "/s": stamped(*other, *STAMPS[:2])})
+    _, facts = rows_of(log, mapped("observation.a=/q.x", 10.0, clock="header"))
     assert not any("clock" in note for note in facts.notes)
-    _, facts = rows_of(log, {"map": "observation.b=/s.x", "fps": 1.0, "clock": "header"})
+    _, facts = rows_of(log, mapped("observation.b=/s.x", clock="header"))
     assert any("/s: the delay between stamp and log goes from 0.600 to 600.000 s" in note for note in facts.notes)
     log = json_log(tmp_path / "d.mcap", {"/q": stamped(*other), "/s": stamped(*other, delay=NS)})
-    _, facts = rows_of(log, {"map": "observation.a=/q.x observation.b=/s.x", "fps": 1.0, "clock": "header"})
+    _, facts = rows_of(log, mapped("observation.a=/q.x observation.b=/s.x", clock="header"))
     assert any("is 600.000 s for /q, and 601.000 s for /s" in note for note in facts.notes)
-
-
-# Names --------------------------------------------------------------------------------------------------
 
 
 def test_joints_have_one_order_on_all_topics(tmp_path: Path) -> None:
@@ -545,76 +511,72 @@ def test_joints_have_one_order_on_all_topics(tmp_path: Path) -> None:
         ],
     }
     log = json_log(
-        tmp_path / "j.mcap",
-        {
-            name: [(BEGIN + at * 100_000_000, messages[at % len(messages)]) for at in range(6)]
-            for name, messages in topics.items()
-        },
+        tmp_path / "j.mcap", {name: timed((3 * messages)[:6], NS // 10) for name, messages in topics.items()}
     )
     pairs = (
         "observation.grip=/grip.q observation.arm=/arm.q action.goal=/goal.q action.objects=/objects.arm "
         "action.plan=/plan.points[0].q action.last=/goal.q[1]"
     )
-    (rows,), facts = rows_of(log, {"map": pairs, "fps": 10.0})
+    (rows,), facts = rows_of(log, mapped(pairs, 10.0))
     for key in ("observation.arm", "action.goal", "action.objects", "action.plan"):
         assert np.unique(rows[key], axis=0).tolist() == [[1.0, 2.0]], key
     assert set(rows["action.last"].tolist()) == {2.0}
     assert any("/goal.q: its elements are stored in the order of other topics: a, b" in note for note in facts.notes)
 
 
-@pytest.mark.parametrize(
-    ("made", "field", "topics"), [("_published", "x", ["/q@1", "/q@2"]), ("_nodes", "data", ["/q@/left", "/q@/right"])]
+@each(
+    ("made", "field", "topics"),
+    [
+        (lambda folder: _published(folder), "x", ["/q@1", "/q@2"]),
+        (lambda folder: _nodes(folder), "data", ["/q@/left", "/q@/right"]),
+    ],
 )
 def test_publishers_that_send_at_once_are_topics_of_their_own(
-    made: str, field: str, topics: list[str], tmp_path: Path
+    made: Callable[[Path], Path], field: str, topics: list[str], tmp_path: Path
 ) -> None:
-    log = globals()[made](tmp_path)
+    log = made(tmp_path)
     assert [one.name for one in rbtool.inspect(log).topics] == topics
     pairs = " ".join(f"observation.{name}={topic}.{field}" for name, topic in zip("ab", topics, strict=True))
-    (rows,), _ = rows_of(log, {"map": pairs, "fps": 1.0})
+    (rows,), _ = rows_of(log, mapped(pairs))
     assert rows["observation.a"].tolist()[:5] == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert rows["observation.b"].tolist()[:5] == [10.0, 11.0, 12.0, 13.0, 14.0]
 
 
-@pytest.mark.parametrize("files", [("bag_0.mcap", "bag_1.mcap"), ("one.mcap", "two.mcap")], ids=["split", "folder"])
-@pytest.mark.parametrize("senders", [("ab", "a"), ("a", "ba"), ("ba", "ab")], ids=str)
+PAIRS_OF_FILES = [("bag_0.mcap", "bag_1.mcap"), ("one.mcap", "two.mcap")]
+"""Parts of a bag, and recordings of their own."""
+
+
+@each("files", PAIRS_OF_FILES)
+@each("senders", [("ab", "a"), ("a", "ba"), ("ba", "ab")])
 def test_publishers_are_the_same_in_all_files(senders: tuple[str, str], files: tuple[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "bag"
     folder.mkdir()
     for number, (file, sent) in enumerate(zip(files, senders, strict=True)):
         _published(folder, senders=sent, file=file, begin=5 * number)
-    episodes, facts = rows_of(folder, {"map": "observation=/q@a.x", "fps": 1.0})
+    episodes, facts = rows_of(folder, mapped("observation=/q@a.x"))
     assert len(episodes) == (1 if files[0] == "bag_0.mcap" else 2)
     found = [value for one in episodes for value in one["observation"].tolist()]
-    assert [value for value, before in zip(found, [None, *found], strict=False) if value != before] == [
-        0.0, 1.0, 2.0, 3.0, 4.0, 0.0, 1.0, 2.0, 3.0, 4.0
-    ]  # fmt: skip
+    assert [value for before, value in pairwise([None, *found]) if value != before] == [0.0, 1.0, 2.0, 3.0, 4.0] * 2
     assert not any("/q is" in note or "not mapped" in note for note in facts.notes)
-    with pytest.raises(UsageError, match="2 publishers send on /q at the same time"):
-        rows_of(folder, {"map": "observation=/q.x", "fps": 1.0})
+    refused(folder, "2 publishers send on /q at the same time", UsageError, **mapped("observation=/q.x"))
 
 
-@pytest.mark.parametrize("files", [("bag_0.mcap", "bag_1.mcap"), ("one.mcap", "two.mcap")], ids=["split", "folder"])
+@each("files", PAIRS_OF_FILES)
 def test_the_number_of_a_publisher_holds_in_one_file(files: tuple[str, str], tmp_path: Path) -> None:
     """With the channels in another order, the second file went on with the other publisher."""
     folder = tmp_path / "bag"
     folder.mkdir()
     for number, file in enumerate(files):
         _published(folder, file=file, begin=5 * number)
-    with pytest.raises(UsageError, match="its number, which may be another one in the next file"):
-        rows_of(folder, {"map": "observation=/q@1.x", "fps": 1.0})
-
-
-def test_a_topic_and_a_publisher_on_it_are_both_read(tmp_path: Path) -> None:
-    log = _published(tmp_path, gap=5)
-    (rows,), _ = rows_of(log, {"map": "observation.all=/q.x observation.one=/q@1.x", "fps": 1.0})
-    assert rows["observation.all"].tolist()[-3:] == [13.0, 14.0, 14.0]
-    assert rows["observation.one"].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+    message = "its number, which may be another one in the next file"
+    refused(folder, message, UsageError, **mapped("observation=/q@1.x"))
 
 
 def test_a_publisher_that_takes_over_is_no_other(tmp_path: Path) -> None:
-    (rows,), _ = rows_of(_published(tmp_path, gap=5), {"map": "observation=/q.x", "fps": 1.0})
-    assert rows["observation"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 11.0, 12.0, 13.0, 14.0, 14.0]
+    """The topic, and the first publisher on it alone."""
+    (rows,), _ = rows_of(_published(tmp_path, gap=5), mapped("observation.all=/q.x observation.one=/q@1.x"))
+    assert rows["observation.all"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 10.0, 11.0, 12.0, 13.0, 14.0, 14.0]
+    assert rows["observation.one"].tolist()[:6] == [0.0, 1.0, 2.0, 3.0, 4.0, 4.0]
 
 
 def test_names_in_an_array_are_names(tmp_path: Path) -> None:
@@ -626,49 +588,57 @@ def test_names_in_an_array_are_names(tmp_path: Path) -> None:
         tmp_path / "n.mcap", "lab/msg/Arm", [message(b"a", b"b"), message(b"b", b"a"), message(b"a", b"b")],
         definition="string[2] name\nfloat64[2] position\n",
     )  # fmt: skip
-    (rows,), _ = rows_of(log, {"map": "observation=/t.position", "fps": 10.0})
+    (rows,), _ = rows_of(log, mapped("observation=/t.position", 10.0))
     assert rows["observation"].tolist() == [[97.0, 98.0]] * 4
 
 
-# Containers ---------------------------------------------------------------------------------------------
+Messages = list[tuple[int, Any]]
 
 
-def json_log(
-    path: Path, topics: dict[str, list[tuple[int, Any]]], published: int | None = None, **how: Any
-) -> Path:  # fmt: skip
-    """Write messages of JSON in the order of topics, not of times."""
+def timed(values: Any, period: int = NS, begin: int = 0) -> Messages:
+    """Messages with these values, one every `period` nanoseconds."""
+    return [(BEGIN + begin + at * period, value) for at, value in enumerate(values)]
+
+
+def counted(count: int, period: int = NS, begin: int = 0) -> Messages:
+    return timed(({"x": float(at)} for at in range(count)), period, begin)
+
+
+@contextmanager
+def mcap(path: Path, profile: str = "", **how: Any) -> Iterator[Writer]:
     with path.open("wb") as file:
         writer = Writer(file, **how)
-        writer.start(profile="", library="test")
+        writer.start(profile=profile, library="test")
+        yield writer
+        writer.finish()
+
+
+def json_log(path: Path, topics: dict[str, Messages], published: int | None = None, **how: Any) -> Path:
+    """Write messages of JSON in the order of topics, not of times."""
+    with mcap(path, **how) as writer:
         for topic, messages in topics.items():
             channel = writer.register_channel(topic, "json", 0)
             for time, value in messages:
                 writer.add_message(channel, time, json.dumps(value).encode(), time if published is None else published)
-        writer.finish()
     return path
 
 
-def cdr_log(path: Path, kind: str, messages: Sequence[Any], topic: str = "/t", definition: str | None = None) -> Path:
-    """Write messages of a type of ROS 2, ten a second."""
+def cdr_log(path: Path, kind: str, messages: Sequence[Any], definition: str | None = None) -> Path:
+    """Write messages of a type of ROS 2 on /t, ten a second."""
     store = get_typestore(Stores.ROS2_HUMBLE)
     text = store.generate_msgdef(kind, ros_version=2)[0] if definition is None else definition
-    with path.open("wb") as file:
-        writer = Writer(file)
-        writer.start(profile="ros2", library="test")
+    with mcap(path, "ros2") as writer:
         schema = writer.register_schema(kind, "ros2msg", text.encode())
-        channel = writer.register_channel(topic, "cdr", schema)
-        for at, message in enumerate(messages):
+        channel = writer.register_channel("/t", "cdr", schema)
+        for time, message in timed(messages, NS // 10):
             data = message if isinstance(message, bytes) else bytes(store.serialize_cdr(message, kind))
-            writer.add_message(channel, BEGIN + at * 100_000_000, data, BEGIN + at * 100_000_000)
-        writer.finish()
+            writer.add_message(channel, time, data, time)
     return path
 
 
 def again(source: Path, target: Path, **how: Any) -> Path:
     """Write the messages of an MCAP file again, with other chunks, compression and order."""
-    with source.open("rb") as given, target.open("wb") as made:
-        writer = Writer(made, **how)
-        writer.start(profile="ros2", library="test")
+    with source.open("rb") as given, mcap(target, "ros2", **how) as writer:
         schemas: dict[int, int] = {}
         channels: dict[int, int] = {}
         for schema, channel, message in sorted(make_reader(given).iter_messages(), key=lambda one: one[1].topic):
@@ -676,15 +646,13 @@ def again(source: Path, target: Path, **how: Any) -> Path:
             if schema.id not in schemas:
                 schemas[schema.id] = writer.register_schema(schema.name, schema.encoding, schema.data)
             if channel.id not in channels:
-                channels[channel.id] = writer.register_channel(
-                    channel.topic, channel.message_encoding, schemas[schema.id]
-                )
+                place = schemas[schema.id]
+                channels[channel.id] = writer.register_channel(channel.topic, channel.message_encoding, place)
             writer.add_message(channels[channel.id], message.log_time, message.data, message.publish_time)
-        writer.finish()
     return target
 
 
-@pytest.mark.parametrize(
+@each(
     "how",
     [
         {"use_chunking": False},
@@ -695,13 +663,10 @@ def again(source: Path, target: Path, **how: Any) -> Path:
         {"repeat_schemas": False, "repeat_channels": False},
         {"enable_crcs": False},
     ],
-    ids=str,
 )
 def test_how_a_file_is_laid_out_does_not_matter(how: dict[str, Any], tmp_path: Path) -> None:
-    other = again(LOGS / "ros2_markers.mcap", tmp_path / "ros2_markers.mcap", **how)
-    for rows, right in zip(rows_of(other, MARKED)[0], expected("ros2_markers.mcap"), strict=True):
-        for key, values in right.items():
-            assert rows[key].tolist() == np.asarray(values).tolist(), key
+    other = again(MARKERS, tmp_path / "ros2_markers.mcap", **how)
+    assert_same_rows(rows_of(other, MARKED)[0], expected("ros2_markers.mcap"))
 
 
 def _sqlite(folder: Path, change: Callable[[sqlite3.Connection], None]) -> Path:
@@ -753,37 +718,28 @@ def _written_ahead(folder: Path) -> Path:
     return folder / "killed"
 
 
-def _packed_and_kept(folder: Path) -> Path:
-    bag = _sqlite(folder, lambda base: None)
-    (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress((bag / "rosbag2_sqlite.db3").read_bytes()))
-    return bag
-
-
-def _packed(folder: Path) -> Path:
+def _packed(folder: Path, *, kept: bool = False) -> Path:
+    """Compress the file, and leave it beside its copy or not."""
     bag = _sqlite(folder, lambda base: None)
     file = bag / "rosbag2_sqlite.db3"
     (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress(file.read_bytes()))
-    file.unlink()
+    if not kept:
+        file.unlink()
     return bag
 
 
-@pytest.mark.parametrize(
+@each(
     "made",
     [
         lambda folder: _sqlite(folder, _without_definitions), lambda folder: _sqlite(folder, _compressed),
-        _split, _written_ahead, _packed, _packed_and_kept,
-    ],
-    ids=[
-        "without definitions", "messages compressed", "split", "written ahead", "file compressed", "both are there",
+        _split, _written_ahead, _packed, lambda folder: _packed(folder, kept=True),
     ],
 )  # fmt: skip
 def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_path: Path) -> None:
     bag = made(tmp_path)
     before = {path: path.read_bytes() for path in bag.iterdir()}
-    (rows,), facts = rows_of(bag, SQLITE)
-    (right,) = expected("rosbag2_sqlite")
-    for key, values in right.items():
-        assert rows[key].tolist() == np.asarray(values).tolist(), key
+    found, facts = rows_of(bag, SQLITE)
+    assert_same_rows(found, expected("rosbag2_sqlite"))
     assert {path: path.read_bytes() for path in bag.iterdir()} == before
     assert any("and 0 outside" in note for note in facts.notes if note.startswith("/joint_states: of 41 rows"))
     assert any("are taken for parts of one recording" in note for note in facts.notes) == (made is _split)
@@ -792,9 +748,6 @@ def test_bags_of_all_kinds_have_the_same_rows(made: Callable[[Path], Path], tmp_
 def test_definitions_that_all_distributions_share_are_named(tmp_path: Path) -> None:
     _, facts = rows_of(_sqlite(tmp_path, _without_definitions), SQLITE)
     assert any("common to all distributions of ROS 2" in note for note in facts.notes)
-
-
-# Pictures -----------------------------------------------------------------------------------------------
 
 
 def image(encoding: str, array: np.ndarray[Any, Any], padding: int = 0, *, big: bool = False) -> Any:
@@ -814,26 +767,25 @@ PIXELS = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 DEPTH = (np.arange(20, dtype=np.uint16) * 3000).reshape(5, 4)
 
 
-@pytest.mark.parametrize(
+BOTH = np.concatenate([PIXELS, PIXELS[:, :, :1]], 2)
+
+
+@each(
     ("message", "wanted"),
     [
         (image("rgb8", PIXELS), PIXELS),
         (image("rgb8", PIXELS, 7), PIXELS),
         (image("bgr8", PIXELS[:, :, ::-1], 3), PIXELS),
-        (image("bgra8", np.concatenate([PIXELS, PIXELS[:, :, :1]], 2)), None),
+        (image("bgra8", BOTH), BOTH[:, :, [2, 1, 0, 3]]),
         (image("mono8", PIXELS[:, :, 0]), PIXELS[:, :, :1]),
         (image("16UC1", DEPTH, 2), DEPTH[:, :, None]),
         (image("mono16", DEPTH, big=True), DEPTH[:, :, None]),
         (image("32FC1", DEPTH.astype(np.float32) / 7), (DEPTH.astype(np.float32) / 7)[:, :, None]),
     ],
-    ids=lambda one: getattr(one, "encoding", ""),
 )
-def test_pixels_are_those_of_the_message(message: Any, wanted: np.ndarray[Any, Any] | None, tmp_path: Path) -> None:
+def test_pixels_are_those_of_the_message(message: Any, wanted: np.ndarray[Any, Any], tmp_path: Path) -> None:
     log = cdr_log(tmp_path / "i.mcap", "sensor_msgs/msg/Image", [message] * 3)
-    (rows,), _ = rows_of(log, {"map": "observation.image=/t", "fps": 10.0})
-    if wanted is None:
-        both = np.concatenate([PIXELS, PIXELS[:, :, :1]], 2)
-        wanted = both[:, :, [2, 1, 0, 3]]
+    (rows,), _ = rows_of(log, mapped("observation.image=/t", 10.0))
     assert rows["observation.image"].dtype == wanted.dtype
     assert all(np.array_equal(row, wanted) for row in rows["observation.image"])
 
@@ -863,10 +815,6 @@ def encoded(
     return packets
 
 
-def _in_pairs(packets: Sequence[bytes]) -> list[bytes]:
-    return [one + other for one, other in zip(packets[::2], packets[1::2], strict=True)]
-
-
 def _as_protobuf(path: Path, packets: Sequence[bytes], stated: str) -> Path:
     files = descriptor_pb2.FileDescriptorSet()
     file = files.file.add(name="video.proto", package="foxglove", syntax="proto3")
@@ -876,21 +824,17 @@ def _as_protobuf(path: Path, packets: Sequence[bytes], stated: str) -> Path:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     made = message_factory.GetMessageClass(pool.FindMessageTypeByName("foxglove.CompressedVideo"))
-    with path.open("wb") as opened:
-        writer = Writer(opened)
-        writer.start(profile="", library="test")
+    with mcap(path) as writer:
         schema = writer.register_schema("foxglove.CompressedVideo", "protobuf", files.SerializeToString())
         channel = writer.register_channel("/t", "protobuf", schema)
-        for at, one in enumerate(packets):
-            data = made(frame_id="c", data=one, format=stated).SerializeToString()
-            writer.add_message(channel, BEGIN + at * 100_000_000, data, 0)
-        writer.finish()
+        for time, one in timed(packets, NS // 10):
+            writer.add_message(channel, time, made(frame_id="c", data=one, format=stated).SerializeToString(), 0)
     return path
 
 
 def _as_json(path: Path, packets: Sequence[bytes], stated: str) -> Path:
     values = ({"data": base64.b64encode(one).decode(), "format": stated} for one in packets)
-    return json_log(path, {"/t": [(BEGIN + at * 100_000_000, one) for at, one in enumerate(values)]})
+    return json_log(path, {"/t": timed(values, NS // 10)})
 
 
 def _as_ros(path: Path, packets: Sequence[bytes], stated: str) -> Path:
@@ -955,9 +899,6 @@ def test_a_video_of_every_recording_is_kept(tmp_path: Path) -> None:
     assert np.abs(brightness.numpy() - wanted).max() < 3
 
 
-# Refusals -----------------------------------------------------------------------------------------------
-
-
 def _joints(names: Sequence[Sequence[str]], sizes: Sequence[int] | None = None) -> list[Any]:
     kinds = get_typestore(Stores.ROS2_HUMBLE).types
     header = kinds["std_msgs/msg/Header"](stamp=kinds["builtin_interfaces/msg/Time"](sec=0, nanosec=0), frame_id="")
@@ -973,40 +914,30 @@ def _joints(names: Sequence[Sequence[str]], sizes: Sequence[int] | None = None) 
 
 def _far_clocks(folder: Path) -> Path:
     stamps = [{"header": {"stamp": {"sec": 1 + at, "nanosec": 0}}, "x": 1.0} for at in range(3)]
-    plain = [(BEGIN + at * NS, {"x": 1.0}) for at in range(3)]
-    return json_log(folder / "far.mcap", {"/a": [(BEGIN + at * NS, one) for at, one in enumerate(stamps)], "/b": plain})
+    return json_log(folder / "far.mcap", {"/a": timed(stamps), "/b": counted(3)})
 
 
 def _two_devices(folder: Path) -> Path:
     def at(hour: int, second: int) -> dict[str, Any]:
         return {"header": {"stamp": {"sec": hour * 3600 + second, "nanosec": 0}}, "x": 1.0}
 
-    topics = {
-        f"/{name}": [(BEGIN + one * NS, at(hour, one)) for one in range(3)] for name, hour in (("a", 1), ("b", 5))
-    }
+    topics = {f"/{name}": timed(at(hour, one) for one in range(3)) for name, hour in (("a", 1), ("b", 5))}
     return json_log(folder / "two.mcap", topics)
 
 
 def _sizes(folder: Path) -> Path:
-    return cdr_log(
-        folder / "s.mcap",
-        "sensor_msgs/msg/Image",
-        [image("rgb8", PIXELS), image("rgb8", PIXELS[:4]), image("rgb8", PIXELS)],
-    )
+    images = [image("rgb8", PIXELS), image("rgb8", PIXELS[:4]), image("rgb8", PIXELS)]
+    return cdr_log(folder / "s.mcap", "sensor_msgs/msg/Image", images)
 
 
 def _published(folder: Path, gap: int = 0, senders: str = "--", file: str = "two.mcap", begin: int = 0) -> Path:
     """A topic with a channel for each sender, `-` has no name; the second one sends from `gap` seconds on."""
-    with (folder / file).open("wb") as stream:
-        writer = Writer(stream)
-        writer.start(profile="", library="test")
+    with mcap(folder / file) as writer:
         for number, sender in enumerate(senders):
             channel = writer.register_channel("/q", "json", 0, {} if sender == "-" else {"callerid": sender})
             first = 10 * (number if sender == "-" else "ab".index(sender))
-            for at in range(5):
-                data = json.dumps({"x": float(first + at)}).encode()
-                writer.add_message(channel, BEGIN + (begin + at + number * gap) * NS, data, 0)
-        writer.finish()
+            for time, value in timed(range(first, first + 5), begin=(begin + number * gap) * NS):
+                writer.add_message(channel, time, json.dumps({"x": float(value)}).encode(), 0)
     return folder / file
 
 
@@ -1032,18 +963,11 @@ def _swapped(folder: Path) -> Path:
 
 
 def _changed_message(folder: Path) -> Path:
-    topics = {"/a": [(BEGIN + at * NS, {"x": 1.5}) for at in range(3)]}
+    topics = {"/a": timed([{"x": 1.5}] * 3)}
     log = json_log(folder / "c.mcap", topics, use_chunking=False, enable_data_crcs=True)
-    assert len(rows_of(log, {"map": "observation=/a.x", "fps": 1.0})[0]) == 1
+    assert len(rows_of(log, TOPIC)[0]) == 1
     log.write_bytes(log.read_bytes().replace(b"1.5", b"1.7", 1))
     return log
-
-
-def _damaged_chunk(folder: Path) -> Path:
-    data = bytearray((LOGS / "ros2_markers.mcap").read_bytes())
-    data[20_000] ^= 0xFF
-    (folder / "d.mcap").write_bytes(data)
-    return folder / "d.mcap"
 
 
 def _indexed(log: Path) -> list[tuple[int, int]]:
@@ -1057,8 +981,7 @@ def _indexed(log: Path) -> list[tuple[int, int]]:
 
 def _late_in_index(folder: Path) -> Path:
     """Ten messages a second, three in a chunk: in the index the first one of a chunk, at a whole second, is late."""
-    topics = {"/a": [(BEGIN + at * NS // 10, {"x": float(at)}) for at in range(35)]}
-    log = json_log(folder / "late.mcap", topics, chunk_size=100)
+    log = json_log(folder / "late.mcap", {"/a": counted(35, NS // 10)}, chunk_size=100)
     ((time, at),) = (one for one in _indexed(log)[1:] if one[0] % NS == 0)
     data = bytearray(log.read_bytes())
     struct.pack_into("<Q", data, at, time + NS // 20)
@@ -1075,13 +998,12 @@ def _twice_in_index(folder: Path) -> Path:
     return log
 
 
-def _other_index(*places: tuple[int, int]) -> Callable[[Path], Path]:
-    """Return what copies the sample of ROS 1 with other bytes in the index, which has no checksum."""
+def _other_index(at: int, byte: int) -> Callable[[Path], Path]:
+    """Return what copies the sample of ROS 1 with another byte in the index, which has no checksum."""
 
     def made(folder: Path) -> Path:
-        data = bytearray((LOGS / "ros1_sim_clock.bag").read_bytes())
-        for at, byte in places:
-            data[at] = byte
+        data = bytearray(BAG_BYTES)
+        data[at] = byte
         (folder / "moved.bag").write_bytes(data)
         return folder / "moved.bag"
 
@@ -1100,266 +1022,183 @@ DEEP_PNG = _png(
     (b"IEND", b""),
 )  # fmt: skip
 BAG_BYTES = (LOGS / "ros1_sim_clock.bag").read_bytes()
-Made = Path | Callable[[Path], Path]
-REFUSED: dict[str, tuple[Made, dict[str, Any], type[RbtoolError], str]] = {
-    "no map": (LOGS / "ros2_markers.mcap", {}, FormatError, "does not state what its topics are"),
-    "no rate": (LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.position"}, FormatError, "how many"),
-    "no such topic": (
-        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_state.position", "fps": 1.0}, UsageError,
-        "has no topic '/joint_state'; did you mean '/joint_states'?",
+TOPIC, IMAGE, JOINTS = mapped("observation=/a.x"), "sensor_msgs/msg/Image", "sensor_msgs/msg/JointState"
+FRAMES, POSITIONS = mapped("observation=/t", 10.0), mapped("observation=/t.position", 10.0)
+REFUSED_CHOICES: list[tuple[str, dict[str, Any], type[RbtoolError], str]] = [
+    ("", mapped("observation=/a.x"), UsageError, "has no topic '/a'"),
+    ("ros2_markers.mcap", {}, FormatError, "does not state what its topics are"),
+    ("ros2_markers.mcap", {"map": "observation=/joint_states.position"}, FormatError, "how many"),
+    ("ros2_markers.mcap", mapped("observation=/joint_state.position"), UsageError,
+     "has no topic '/joint_state'; did you mean '/joint_states'?"),
+    ("ros2_markers.mcap", mapped("observation=/joint_states.positions"), UsageError,
+     "has no field 'positions'; did you mean 'position'?"),
+    ("ros2_markers.mcap", mapped("observation=/joint_states"), UsageError, "several fields"),
+    ("ros2_markers.mcap", mapped("observation=/joint_states.effort"), FormatError, "is empty"),
+    ("ros2_markers.mcap", mapped("observation=/episode/marker"), FormatError, "is text"),
+    ("ros2_markers.mcap", mapped("action=/leader/command.data"), UsageError, "no observation"),
+    ("ros2_markers.mcap", mapped("observation=/task/reward.data time.x=/leader/command.data"), UsageError,
+     "which rbtool makes"),
+    ("json_unicode.mcap", mapped("observation=/机械臂/状态.p"), UsageError, "has no field 'p'"),
+    ("proto_unchunked.mcap", mapped("observation=state.qq"), UsageError, "has no field 'qq'"),
+    ("ros2_markers.mcap", {**MARKED, "align": "reference:/joint_states"}, UsageError, "contradicts"),
+    ("ros2_markers.mcap", {**MARKED, "align": "next"}, UsageError, "expected hold"),
+    ("ros2_markers.mcap", {**MARKED, "clock": "wall"}, UsageError, "expected log"),
+    ("ros2_markers.mcap", {**MARKED, "episodes_by": "topic"}, UsageError, "expected file"),
+    ("ros2_markers.mcap", {**MARKED, "tolerance": "50"}, UsageError, "a time like 50ms"),
+    ("ros2_markers.mcap", {**MARKED, "drop_late": True}, UsageError, "needs --tolerance"),
+    ("ros2_markers.mcap", {**MARKED, "action": "next:observation.state"}, UsageError, "--map has some"),
+    ("rosbag2_sqlite", mapped("observation.q=/joint_states.position", 9.0, action="next:observation.x"), UsageError,
+     "which is not an observation in --map"),
+    ("ros2_markers.mcap", {**MARKED, "episodes_by": "topic:/joint_states.header.frame_id"}, FormatError,
+     "the marker 'base' does not mean"),
+    ("json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no mapped topic has times"),
+]  # fmt: skip
+
+
+@each(("name", "options", "kind", "words"), REFUSED_CHOICES)
+def test_choices_that_do_not_fit_a_log_are_refused(
+    name: str, options: dict[str, Any], kind: type[RbtoolError], words: str
+) -> None:
+    refused(LOGS / name, re.escape(words), kind, format="logs", **options)
+
+
+def in_json(messages: Any, **how: Any) -> Callable[[Path], Path]:
+    """A log of messages on /a, one a second, and of none on /b."""
+    return lambda folder: json_log(folder / "a.mcap", {"/a": timed(messages), "/b": []}, **how)
+
+
+def in_cdr(kind: str, messages: Sequence[Any], definition: str | None = None) -> Callable[[Path], Path]:
+    return lambda folder: cdr_log(folder / "t.mcap", kind, messages, definition)
+
+
+def in_video(*how: Any, stated: str = "h264", first: int = 0, **more: Any) -> Callable[[Path], Path]:
+    return lambda folder: _as_json(folder / "v.mcap", encoded(*how, **more)[first:], stated)
+
+
+def _in_pairs(folder: Path) -> Path:
+    packets = encoded(12)
+    pairs = zip(packets[::2], packets[1::2], strict=True)
+    return _as_json(folder / "v.mcap", [one + other for one, other in pairs], "h264")
+
+
+def _other_size(folder: Path) -> Path:
+    return _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264")
+
+
+def _two_formats(folder: Path) -> Path:
+    pairs = zip(("h264", "h264", "jpeg"), encoded(3), strict=True)
+    return in_json([{"format": stated, "data": base64.b64encode(one).decode()} for stated, one in pairs])(folder)
+
+
+REFUSED_LOGS: list[tuple[Callable[[Path], Path], dict[str, Any], type[RbtoolError], str]] = [
+    # clocks and times
+    (_far_clocks, mapped("observation=/a.x action=/b.x", clock="header"), FormatError, "hours from"),
+    (_two_devices, mapped("observation=/a.x action=/b.x", clock="header"), FormatError, "differ by 4.0 hours"),
+    (in_cdr(JOINTS, _joints([["a"]] * 3)), {**POSITIONS, "clock": "header"}, FormatError, "are all 0"),
+    (in_json([{"x": 1.0}] * 3, published=0), {**TOPIC, "clock": "publish"}, FormatError, "are all 0"),
+    (
+        lambda folder: json_log(folder / "d.mcap", {"/a": stamped(*[BEGIN + at * NS for at in (0, 1, 2, 3)] * 2)}),
+        {**TOPIC, "clock": "header"}, FormatError, "step back by 3.000 s",
     ),
-    "no such field": (
-        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.positions", "fps": 1.0}, UsageError,
-        "has no field 'positions'; did you mean 'position'?",
+    (
+        lambda folder: json_log(folder / "far.mcap", {"/a": [(1, {"x": 1.0}), (BEGIN, {"x": 1.0})]}),
+        mapped("observation=/a.x", 50.0), FormatError, "far from the others",
     ),
-    "no field": (
-        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states", "fps": 1.0}, UsageError, "several fields"
+    (in_json([{"x": 1.0}]), mapped("observation=/a.x action=/a.x", align="reference:/a"), UsageError, "contradicts"),
+    (in_json([{"x": 1.0}]), {"map": "observation=/a.x", "align": "reference:/a"}, FormatError, "has no steps"),
+    (in_json([{"x": 1.0}]), mapped("observation=/b.x"), FormatError, "has no message on /b"),
+    # pictures and video
+    (_sizes, FRAMES, FormatError, "change from uint8"),
+    (_other_size, FRAMES, FormatError, "change from uint8 [48, 64, 3] to uint8 [48, 80, 3]"),
+    (_other_size, {**FRAMES, "images": "decode"}, FormatError, "change from uint8 [48, 64, 3] to"),
+    (in_video(20, 10, b_frames=2), {**FRAMES, "images": "decode"}, FormatError, "its video has B-frames"),
+    (in_video(20, 10, "hevc", b_frames=2, stated="h265"), FRAMES, FormatError, "its video has B-frames"),
+    (in_video(80, 100, b_frames=2, plain=70), FRAMES, FormatError, "its video has B-frames"),
+    (
+        in_video(80, 100, "hevc", b_frames=2, plain=70, stated="h265"), {**FRAMES, "images": "decode"}, FormatError,
+        "its video has B-frames",
     ),
-    "not measured": (
-        LOGS / "ros2_markers.mcap", {"map": "observation=/joint_states.effort", "fps": 1.0}, FormatError, "is empty"
-    ),
-    "text": (LOGS / "ros2_markers.mcap", {"map": "observation=/episode/marker", "fps": 1.0}, FormatError, "is text"),
-    "no observation": (
-        LOGS / "ros2_markers.mcap", {"map": "action=/leader/command.data", "fps": 1.0}, UsageError, "no observation"
-    ),
-    "a key that is made": (
-        LOGS / "ros2_markers.mcap", {"map": "observation=/task/reward.data time.x=/leader/command.data", "fps": 1.0},
-        UsageError, "which rbtool makes",
-    ),
-    "no such field in JSON": (
-        LOGS / "json_unicode.mcap", {"map": "observation=/机械臂/状态.p", "fps": 1.0}, UsageError, "has no field 'p'"
-    ),
-    "no such field in Protobuf": (
-        LOGS / "proto_unchunked.mcap", {"map": "observation=state.qq", "fps": 1.0}, UsageError, "has no field 'qq'"
-    ),
-    "rate and reference": (
-        LOGS / "ros2_markers.mcap", {**MARKED, "align": "reference:/joint_states"}, UsageError, "contradicts"
-    ),
-    "odd align": (LOGS / "ros2_markers.mcap", {**MARKED, "align": "next"}, UsageError, "expected hold"),
-    "odd clock": (LOGS / "ros2_markers.mcap", {**MARKED, "clock": "wall"}, UsageError, "expected log"),
-    "odd episodes": (LOGS / "ros2_markers.mcap", {**MARKED, "episodes_by": "topic"}, UsageError, "expected file"),
-    "odd tolerance": (LOGS / "ros2_markers.mcap", {**MARKED, "tolerance": "50"}, UsageError, "a time like 50ms"),
-    "nothing is late": (LOGS / "ros2_markers.mcap", {**MARKED, "drop_late": True}, UsageError, "needs --tolerance"),
-    "two kinds of actions": (
-        LOGS / "ros2_markers.mcap", {**MARKED, "action": "next:observation.state"}, UsageError, "--map has some"
-    ),
-    "next of nothing": (
-        LOGS / "rosbag2_sqlite",
-        {"map": "observation.q=/joint_states.position", "fps": 9.0, "action": "next:observation.x"},
-        UsageError, "which is not an observation in --map",
-    ),
-    "markers that say nothing": (
-        LOGS / "ros2_markers.mcap", {**MARKED, "episodes_by": "topic:/joint_states.header.frame_id"}, FormatError,
-        "the marker 'base' does not mean",
-    ),
-    "a clock since boot": (
-        _far_clocks, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError, "hours from"
-    ),
-    "clocks of two devices": (
-        _two_devices, {"map": "observation=/a.x action=/b.x", "fps": 1.0, "clock": "header"}, FormatError,
-        "differ by 4.0 hours",
-    ),
-    "no stamps": (LOGS / "json_unicode.mcap", {**JSON, "clock": "header"}, UsageError, "no mapped topic has times"),
-    "pictures that change": (_sizes, {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8"),
-    "video that changes": (
-        lambda folder: _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264"),
-        {"map": "observation=/t", "fps": 10.0}, FormatError, "change from uint8 [48, 64, 3] to uint8 [48, 80, 3]",
-    ),
-    "video that changes, decoded": (
-        lambda folder: _as_ros(folder / "v.mcap", [*encoded(6), *encoded(6, width=80)], "h264"),
-        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "change from uint8 [48, 64, 3] to",
-    ),
-    "B-frames": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(20, 10, b_frames=2), "h264"),
-        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "its video has B-frames",
-    ),
-    "B-frames of H.265": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(20, 10, "hevc", b_frames=2), "h265"),
-        {"map": "observation=/t", "fps": 10.0}, FormatError, "its video has B-frames",
-    ),
-    "B-frames after many others": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(80, 100, b_frames=2, plain=70), "h264"),
-        {"map": "observation=/t", "fps": 10.0}, FormatError, "its video has B-frames",
-    ),
-    "B-frames of H.265 after many others": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(80, 100, "hevc", b_frames=2, plain=70), "h265"),
-        {"map": "observation=/t", "fps": 10.0, "images": "decode"}, FormatError, "its video has B-frames",
-    ),
-    "no key frame": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(9, 20)[1:], "h264"),
-        {"map": "observation=/t", "fps": 10.0}, FormatError, "no message has a key frame",
-    ),
-    "two frames a message": (
-        lambda folder: _as_json(folder / "v.mcap", _in_pairs(encoded(12)), "h264"),
-        {"map": "observation=/t", "fps": 10.0}, CorruptDataError, "is not a whole frame of h264",
-    ),
-    "two formats": (
-        lambda folder: json_log(folder / "v.mcap", {"/t": [
-            (BEGIN + at * NS, {"format": stated, "data": base64.b64encode(one).decode()})
-            for at, (stated, one) in enumerate(zip(("h264", "h264", "jpeg"), encoded(3), strict=True))
-        ]}),
-        {"map": "observation=/t", "fps": 1.0}, FormatError, "message 2 is 'jpeg', and the first ones are h264",
-    ),
-    "the next picture": (
-        lambda folder: _as_json(folder / "v.mcap", encoded(9), "h264"),
-        {"map": "observation.image=/t", "fps": 10.0, "action": "next:observation.image"}, UsageError,
+    (in_video(9, 20, first=1), FRAMES, FormatError, "no message has a key frame"),
+    (_in_pairs, FRAMES, CorruptDataError, "is not a whole frame of h264"),
+    (_two_formats, mapped("observation=/a"), FormatError, "message 2 is 'jpeg', and the first ones are h264"),
+    (
+        in_video(9), mapped("observation.image=/t", 10.0, action="next:observation.image"), UsageError,
         "which is not an observation",
     ),
-    "a mosaic": (
-        lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("bayer_rggb8", PIXELS[:, :, 0])] * 2),
-        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'bayer_rggb8' is a sensor's mosaic",
+    (
+        in_cdr(IMAGE, [image("bayer_rggb8", PIXELS[:, :, 0])] * 2), FRAMES, FormatError,
+        "the encoding 'bayer_rggb8' is a sensor's mosaic",
     ),
-    "colours of 16 bits": (
-        lambda folder: json_log(
-            folder / "p.mcap", {"/a": [(BEGIN + at * NS, {"format": "png", "data": DEEP_PNG}) for at in range(2)]}
-        ),
-        {"map": "observation=/a", "fps": 1.0}, FormatError, "are PNG with 16 bits per colour",
+    (in_cdr(IMAGE, [image("yuv422", PIXELS)] * 2), FRAMES, FormatError, "the encoding 'yuv422' is not supported"),
+    (
+        in_json([{"format": "png", "data": DEEP_PNG}] * 2), mapped("observation=/a"), FormatError,
+        "are PNG with 16 bits per colour",
     ),
-    "yuv422": (
-        lambda folder: cdr_log(folder / "b.mcap", "sensor_msgs/msg/Image", [image("yuv422", PIXELS)] * 2),
-        {"map": "observation=/t", "fps": 1.0}, FormatError, "the encoding 'yuv422' is not supported",
+    # names and values
+    (in_json([{"x": [0, 0]}, {"x": [0, 0, 0]}]), TOPIC, FormatError, "changes its size"),
+    (in_cdr(JOINTS, _joints([["a", "b"], ["c", "d"]])), POSITIONS, FormatError, "messages name different elements"),
+    (in_cdr(JOINTS, _joints([["a", "a"]] * 2)), POSITIONS, FormatError, "names a twice"),
+    (
+        in_cdr(JOINTS, _joints([[], ["b", "a"], ["a", "b"]], [2, 2, 2])), POSITIONS, FormatError,
+        "the first message does not name its elements",
     ),
-    "one message": (
-        lambda folder: json_log(folder / "one.mcap", {"/a": [(BEGIN, {"x": 1.0})], "/b": []}),
-        {"map": "observation=/a.x action=/a.x", "fps": 1.0, "align": "reference:/a"}, UsageError, "contradicts",
+    (
+        in_json([{"q": {"a": 1, "b": 2}}, {"q": {"a": 1, "c": 2}}]), mapped("observation=/a.q"), FormatError,
+        "messages name different elements, a, b and a, c",
     ),
-    "one message of a reference": (
-        lambda folder: json_log(folder / "one.mcap", {"/a": [(BEGIN, {"x": 1.0})]}),
-        {"map": "observation=/a.x", "align": "reference:/a"}, FormatError, "has no steps",
+    (
+        in_json([{"pose": {"x": 1.0, "orientation": {"w": 1.0}}}] * 3), mapped("observation=/a.pose", align="linear"),
+        UsageError, "pose.orientation.w is a rotation",
     ),
-    "no message": (
-        lambda folder: json_log(folder / "n.mcap", {"/a": [(BEGIN, {"x": 1.0})], "/b": []}),
-        {"map": "observation=/b.x", "fps": 1.0}, FormatError, "has no message on /b",
+    (
+        in_json([{"orientation": [0.0, 0.0, 0.0, 1.0]}] * 3), mapped("observation=/a.orientation", align="linear"),
+        UsageError, "is a rotation",
     ),
-    "a list that grows": (
-        lambda folder: json_log(folder / "g.mcap", {"/a": [(BEGIN + at * NS, {"x": [0] * (2 + at)}) for at in (0, 1)]}),
-        {"map": "observation=/a.x", "fps": 1.0}, FormatError, "changes its size",
+    (_published, mapped("observation=/q.x"), UsageError,
+     "2 publishers send on /q at the same time, whose messages would be mixed"),
+    (_nodes, mapped("observation=/q.data"), UsageError, "2 publishers send on /q at the same time"),
+    (
+        in_cdr("lab_msgs/msg/Grip", [b"\0\1\0\0"], ""), mapped("observation=/t.x"), FormatError,
+        "has no definition of the type lab_msgs/msg/Grip",
     ),
-    "nodes with different joints": (
-        lambda folder: cdr_log(folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([["a", "b"], ["c", "d"]])),
-        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "messages name different elements",
+    (
+        in_cdr(JOINTS, _joints([["a"]] * 2), "float64 x"), mapped("observation=/t.x"), CorruptDataError,
+        "the definition is wrong",
     ),
-    "joints named twice": (
-        lambda folder: cdr_log(folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([["a", "a"]] * 2)),
-        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "names a twice",
-    ),
-    "joints named later": (
-        lambda folder: cdr_log(
-            folder / "j.mcap", "sensor_msgs/msg/JointState", _joints([[], ["b", "a"], ["a", "b"]], [2, 2, 2])
-        ),
-        {"map": "observation=/t.position", "fps": 10.0}, FormatError, "the first message does not name its elements",
-    ),
-    "two publishers at once": (
-        _published, {"map": "observation=/q.x", "fps": 1.0}, UsageError,
-        "2 publishers send on /q at the same time, whose messages would be mixed",
-    ),
-    "two nodes of ROS 1 at once": (
-        _nodes, {"map": "observation=/q.data", "fps": 1.0}, UsageError, "2 publishers send on /q at the same time",
-    ),
-    "messages without chunks that changed": (
-        _changed_message, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "checksum of its messages",
-    ),
-    "keys that change": (
-        lambda folder: json_log(
-            folder / "k.mcap", {"/a": [(BEGIN, {"q": {"a": 1, "b": 2}}), (BEGIN + NS, {"q": {"a": 1, "c": 2}})]}
-        ),
-        {"map": "observation=/a.q", "fps": 1.0}, FormatError, "messages name different elements, a, b and a, c",
-    ),
-    "a device that restarts": (
-        lambda folder: json_log(
-            folder / "d.mcap", {"/a": stamped(*(BEGIN + at * NS for at in (0, 1, 2, 3, 0, 1, 2, 3)))}
-        ),
-        {"map": "observation=/a.x", "fps": 1.0, "clock": "header"}, FormatError, "step back by 3.000 s",
-    ),
-    "does not store times of publishing": (
-        lambda folder: json_log(folder / "p.mcap", {"/a": [(BEGIN + at, {"x": 1.0}) for at in range(3)]}, published=0),
-        {"map": "observation=/a.x", "fps": 1.0, "clock": "publish"}, FormatError, "are all 0",
-    ),
-    "a rotation in a struct": (
-        lambda folder: json_log(
-            folder / "r.mcap",
-            {"/a": [(BEGIN + at * NS, {"pose": {"x": 1.0, "orientation": {"w": 1.0}}}) for at in range(3)]},
-        ),
-        {"map": "observation=/a.pose", "fps": 1.0, "align": "linear"}, UsageError, "pose.orientation.w is a rotation",
-    ),
-    "no definition": (
-        lambda folder: cdr_log(folder / "x.mcap", "lab_msgs/msg/Grip", [b"\0\1\0\0"], definition=""),
-        {"map": "observation=/t.x", "fps": 1.0}, FormatError, "has no definition of the type lab_msgs/msg/Grip",
-    ),
-    "another definition": (
-        lambda folder: cdr_log(
-            folder / "x.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 2), definition="float64 x"
-        ),
-        {"map": "observation=/t.x", "fps": 1.0}, CorruptDataError, "the definition is wrong",
-    ),
-    "stamps of 0": (
-        lambda folder: cdr_log(folder / "z.mcap", "sensor_msgs/msg/JointState", _joints([["a"]] * 3)),
-        {"map": "observation=/t.position", "fps": 10.0, "clock": "header"}, FormatError, "are all 0",
-    ),
-    "a rotation between two": (
-        lambda folder: json_log(
-            folder / "r.mcap", {"/a": [(BEGIN + at * NS, {"orientation": [0.0, 0.0, 0.0, 1.0]}) for at in range(3)]}
-        ),
-        {"map": "observation=/a.orientation", "fps": 1.0, "align": "linear"}, UsageError, "is a rotation",
-    ),
-    "a time far away": (
-        lambda folder: json_log(folder / "far.mcap", {"/a": [(1, {"x": 1.0}), (BEGIN, {"x": 1.0})]}),
-        {"map": "observation=/a.x", "fps": 50.0}, FormatError, "far from the others",
-    ),
-    "a time in the index": (
-        _late_in_index, {"map": "observation=/a.x", "fps": 10.0}, CorruptDataError, "does not match its messages"
-    ),
-    "a time in the index that hides a message": (
-        _late_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "does not match its messages"
-    ),
-    "a message that the index has twice": (
-        _twice_in_index, {"map": "observation=/a.x", "fps": 1.0}, CorruptDataError, "names a message on /a twice"
-    ),
-    "a time in the index of ROS 1 after the last row": (
-        _other_index((8165, BAG_BYTES[8165] ^ 4)), BAG, CorruptDataError, "which was logged at another time"
-    ),
-    "topics in the index of ROS 1 that are swapped": (
-        _swapped, {"map": "observation=/q@/left.data", "fps": 1.0}, CorruptDataError, "on another topic than"
-    ),
-    "a topic in the index of ROS 1": (
-        _other_index((BAG_BYTES.index(b"conn=\0") + 5, 3)), BAG, CorruptDataError, "not agree with the message counts"
-    ),
-    "fewer chunks than there are in ROS 1": (
-        _other_index((BAG_BYTES.index(b"chunk_count=") + 12, 0)), BAG, CorruptDataError, "more connections or chunks"
-    ),
-    "damage": (_damaged_chunk, MARKED, CorruptDataError, "checksum of the chunk|cannot be decompressed"),
-    "not a log": (LOGS, {"map": "observation=/a.x", "fps": 1.0}, UsageError, "has no topic '/a'"),
-}  # fmt: skip
+    # damage
+    (_changed_message, TOPIC, CorruptDataError, "checksum of its messages"),
+    (_late_in_index, mapped("observation=/a.x", 10.0), CorruptDataError, "does not match its messages"),
+    (_late_in_index, TOPIC, CorruptDataError, "does not match its messages"),  # the message is in no row
+    (_twice_in_index, TOPIC, CorruptDataError, "names a message on /a twice"),
+    (_other_index(8165, BAG_BYTES[8165] ^ 4), BAG, CorruptDataError, "which was logged at another time"),
+    (_swapped, mapped("observation=/q@/left.data"), CorruptDataError, "on another topic than"),
+    (_other_index(BAG_BYTES.index(b"conn=\0") + 5, 3), BAG, CorruptDataError, "not agree with the message counts"),
+    (_other_index(BAG_BYTES.index(b"chunk_count=") + 12, 0), BAG, CorruptDataError, "more connections or chunks"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_read_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
-    made, options, kind, words = REFUSED[name]
-    path = made if isinstance(made, Path) else made(tmp_path)
-    with pytest.raises(kind, match=words if "|" in words else _escaped(words)) as caught:
-        rows_of(path, options)
-    assert "\n" not in caught.value.message
+@each(("made", "options", "kind", "words"), REFUSED_LOGS)
+def test_logs_that_cannot_be_read_are_refused(
+    made: Callable[[Path], Path], options: dict[str, Any], kind: type[RbtoolError], words: str, tmp_path: Path
+) -> None:
+    refused(made(tmp_path), re.escape(words), kind, format="logs", **options)
 
 
-def _escaped(words: str) -> str:
-    return "".join(f"\\{one}" if one in ".?()[]" else one for one in words)
+def test_damage_of_a_chunk_is_found(tmp_path: Path) -> None:
+    data = bytearray(MARKERS.read_bytes())
+    data[20_000] ^= 0xFF
+    (tmp_path / "d.mcap").write_bytes(data)
+    refused(tmp_path / "d.mcap", "checksum of the chunk|cannot be decompressed", CorruptDataError, **MARKED)
 
 
 def test_an_encoding_that_is_not_read_is_named(tmp_path: Path) -> None:
-    with (tmp_path / "x.mcap").open("wb") as file:
-        writer = Writer(file)
-        writer.start(profile="", library="test")
-        channel = writer.register_channel("/a", "cbor", 0)
-        writer.add_message(channel, BEGIN, b"\xa0", BEGIN)
-        writer.finish()
-    with pytest.raises(FormatError, match="messages in the encoding cbor"):
-        rows_of(tmp_path / "x.mcap", {"map": "observation=/a.x", "fps": 1.0})
+    with mcap(tmp_path / "x.mcap") as writer:
+        writer.add_message(writer.register_channel("/a", "cbor", 0), BEGIN, b"\xa0", BEGIN)
+    refused(tmp_path / "x.mcap", "messages in the encoding cbor", **mapped("observation=/a.x"))
 
 
 def test_a_file_beside_its_compressed_copy_is_read_once(tmp_path: Path) -> None:
-    bag = _sqlite(tmp_path, lambda base: None)
-    file = bag / "rosbag2_sqlite.db3"
-    (bag / "rosbag2_sqlite.db3.zstd").write_bytes(zstandard.compress(file.read_bytes()))
+    bag = _packed(tmp_path, kept=True)
     (rows,), _ = rows_of(bag, SQLITE)
     (right,) = expected("rosbag2_sqlite")
     assert rows["action"].tolist() == np.asarray(right["action"]).tolist()
@@ -1372,14 +1211,13 @@ def test_a_bag_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     about = yaml.safe_load((bag / "metadata.yaml").read_text())
     about["rosbag2_bagfile_information"]["relative_file_paths"].append("episode_1.mcap")
     (bag / "metadata.yaml").write_text(yaml.safe_dump(about))
-    with pytest.raises(CorruptDataError, match="has no robot log episode_1"):
-        LogReader(bag, options=BAGS)
+    refused(bag, "has no robot log episode_1", CorruptDataError, **BAGS)
 
 
 def test_messages_of_mcap_may_be_compressed_one_by_one(tmp_path: Path) -> None:
     store, kind = get_typestore(Stores.ROS2_HUMBLE), "sensor_msgs/msg/JointState"
     packed = [zstandard.compress(bytes(store.serialize_cdr(one, kind))) for one in _joints([["a", "b"]] * 3)]
-    (rows,), _ = rows_of(cdr_log(tmp_path / "p.mcap", kind, packed), {"map": "observation=/t.position", "fps": 10.0})
+    (rows,), _ = rows_of(cdr_log(tmp_path / "p.mcap", kind, packed), POSITIONS)
     assert rows["observation"].tolist() == [[0.0, 1.0]] * 4
 
 
@@ -1388,7 +1226,7 @@ def test_files_and_topics_that_are_not_read_are_named(tmp_path: Path) -> None:
     shutil.copytree(LOGS / "rosbag2_mcap_episodes" / "episode_0", bag)
     shutil.copy(LOGS / "rosbag2_mcap_episodes" / "episode_1" / "episode_1.mcap", bag / "more.mcap")
     (tmp_path / "runs" / "killed.mcap").touch()
-    _, facts = rows_of(tmp_path / "runs", {"map": "observation=/joint_states.position", "fps": 30.0})
+    _, facts = rows_of(tmp_path / "runs", mapped("observation=/joint_states.position", 30.0))
     notes = " ".join(facts.notes)
     assert "killed.mcap is left out: it has the name of a log, but is not one" in notes
     assert "more.mcap is taken for a part of the bag, although its metadata.yaml does not list it" in notes
@@ -1396,19 +1234,15 @@ def test_files_and_topics_that_are_not_read_are_named(tmp_path: Path) -> None:
 
 
 def test_topics_of_all_recordings_and_large_attachments_are_named(tmp_path: Path) -> None:
-    messages = [(BEGIN + at * 100_000_000, {"x": 0.0}) for at in range(3)]
-    json_log(tmp_path / "a.mcap", {"/q": messages})
-    json_log(tmp_path / "b.mcap", {"/q": messages, "/new": messages})
-    with (tmp_path / "c.mcap").open("wb") as file:
-        writer = Writer(file)
-        writer.start(profile="", library="test")
+    json_log(tmp_path / "a.mcap", {"/q": counted(3, NS // 10)})
+    json_log(tmp_path / "b.mcap", {"/q": counted(3, NS // 10), "/new": counted(3, NS // 10)})
+    with mcap(tmp_path / "c.mcap") as writer:
         channel = writer.register_channel("/q", "json", 0)
-        for time, value in messages:
+        for time, value in counted(3, NS // 10):
             writer.add_message(channel, time, json.dumps(value).encode(), time)
         for data in (b"one", b"two", bytes(1 << 21)):
             writer.add_attachment(BEGIN, BEGIN, "calibration", "text/plain", data)
-        writer.finish()
-    _, facts = rows_of(tmp_path, {"map": "observation=/q.x", "fps": 10.0})
+    _, facts = rows_of(tmp_path, mapped("observation=/q.x", 10.0))
     assert [one.key for one in facts.dropped_keys] == ["/new"]
     assert sorted(data for name, data in facts.documents.items() if "attachments" in name) == [b"one", b"two"]
     assert any("an attachment of 2,097,2" in note for note in facts.notes)
@@ -1417,15 +1251,14 @@ def test_topics_of_all_recordings_and_large_attachments_are_named(tmp_path: Path
 def test_all_recordings_of_a_large_folder_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rbtool.converters.logs.containers._LOOKED_AT", 2)
     for at in range(4):
-        json_log(tmp_path / f"{at}.mcap", {"/q": [(BEGIN + one * NS, {"x": 1.0}) for one in range(3)]})
-    assert len(rows_of(tmp_path, {"map": "observation=/q.x", "fps": 1.0})[0]) == 4
+        json_log(tmp_path / f"{at}.mcap", {"/q": counted(3)})
+    assert len(rows_of(tmp_path, mapped("observation=/q.x"))[0]) == 4
 
 
 def test_a_chunk_is_only_read_for_its_topics(tmp_path: Path) -> None:
     """A topic is read without the others: damage in chunks that lack it is not seen."""
-    states = [(BEGIN + at * 10_000_000, {"q": [float(at)]}) for at in range(50)]
-    noise = [(BEGIN + at * 10_000_000, {"n": "x" * 500}) for at in range(50)]
-    log = json_log(tmp_path / "two.mcap", {"/q": states, "/noise": noise}, chunk_size=4000)
+    topics = {"/q": counted(50, NS // 100), "/noise": timed([{"n": "x" * 500}] * 50, NS // 100)}
+    log = json_log(tmp_path / "two.mcap", topics, chunk_size=4000)
     data = bytearray(log.read_bytes())
     with log.open("rb") as file:
         summary = make_reader(file).get_summary()
@@ -1436,8 +1269,8 @@ def test_a_chunk_is_only_read_for_its_topics(tmp_path: Path) -> None:
             begin = chunk.chunk_start_offset + 60
             data[begin : begin + 20] = bytes(20)
     log.write_bytes(data)
-    (rows,), _ = rows_of(log, {"map": "observation=/q.q", "fps": 100.0})
-    assert rows["observation"].reshape(-1)[:50].tolist() == list(range(50))
+    (rows,), _ = rows_of(log, mapped("observation=/q.x", 100.0))
+    assert rows["observation"][:50].tolist() == list(range(50))
 
 
 def test_alignment_of_fields_is_that_of_cdr(tmp_path: Path) -> None:
@@ -1445,24 +1278,19 @@ def test_alignment_of_fields_is_that_of_cdr(tmp_path: Path) -> None:
     definition = "uint8 a\nfloat64[] none\nuint16 b\nstring s\nint64 c\nbool[3] flags\nfloat32 d\n"
     for order, mark in (("<", 1), (">", 0)):
         body = struct.pack(f"{order}B3xI", 7, 0) + struct.pack(f"{order}H2xI", 513, 4) + b"abc\0"
-        body += (
-            bytes(-len(body) % 8) + struct.pack(f"{order}q3?x", -5, True, False, True) + struct.pack(f"{order}f", 1.5)
-        )
+        body += bytes(-len(body) % 8) + struct.pack(f"{order}q3?xf", -5, True, False, True, 1.5)
         message = bytes([0, mark, 0, 0]) + body
         log = cdr_log(tmp_path / f"{mark}.mcap", "lab/msg/Odd", [message] * 2, definition=definition)
         pairs = "observation.a=/t.a observation.b=/t.b observation.c=/t.c observation.f=/t.flags observation.d=/t.d"
-        (rows,), _ = rows_of(log, {"map": pairs, "fps": 10.0})
+        (rows,), _ = rows_of(log, mapped(pairs, 10.0))
         assert {key[12:]: rows[key][0].tolist() for key in rows if key.startswith("observation.")} == {
             "a": 7, "b": 513, "c": -5, "f": [True, False, True], "d": 1.5
         }  # fmt: skip
 
 
-# Export -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 def test_an_export_opens_and_reads_back_as_the_same_steps(layout: str, tmp_path: Path) -> None:
-    made = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "made", layout=layout, **MARKED)
+    made = rbtool.convert(MARKERS, tmp_path / "made", layout=layout, **MARKED)
     log = rbtool.export(made.path, tmp_path / "out.mcap").path
     with log.open("rb") as file:
         reader = make_reader(file, decoder_factories=[ProtobufDecoders()])
@@ -1478,25 +1306,27 @@ def test_an_export_opens_and_reads_back_as_the_same_steps(layout: str, tmp_path:
         "observation.state=/observation/state observation.image.front=/observation/image/front action=/action "
         "reward=/reward"
     )
-    found, _ = rows_of(log, {"map": pairs, "fps": 50.0, "episodes_by": "topic:/episode"})
-    for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
-        for key in ("observation.state", "observation.image.front", "action", "reward"):
-            assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
+    found, _ = rows_of(log, mapped(pairs, 50.0, episodes_by="topic:/episode"))
+    assert_same_columns(found, "observation.state", "observation.image.front", "action", "reward")
     assert [bool(rows["terminations"][-1]) for rows in found] == [True, False, False]
 
 
 @pytest.mark.parametrize("fps", [3.53e-05, 29.97002997])
 def test_an_export_reads_back_as_its_note_says_at_any_rate(fps: float, tmp_path: Path) -> None:
     """Times are exact to the nanosecond: one that is too late would give a step the row before."""
-    made = rbtool.convert(LOGS / "ros2_markers.mcap", tmp_path / "made", **MARKED)
+    made = rbtool.convert(MARKERS, tmp_path / "made", **MARKED)
     result = rbtool.export(made.path, tmp_path / "out.mcap", fps=fps)
     note = next(note for note in result.notes if "--fps" in note)
     assert f"--fps {fps} " in note
     pairs = "observation.state=/observation/state action=/action reward=/reward"
-    found, _ = rows_of(result.path, {"map": pairs, "fps": fps, "episodes_by": "topic:/episode"})
+    found, _ = rows_of(result.path, mapped(pairs, fps, episodes_by="topic:/episode"))
+    assert_same_columns(found, "observation.state", "action", "reward")
+
+
+def assert_same_columns(found: Sequence[dict[str, Any]], *names: str) -> None:
     for rows, right in zip(found, expected("ros2_markers.mcap"), strict=True):
-        for key in ("observation.state", "action", "reward"):
-            assert rows[key].tolist() == np.asarray(right[key]).reshape(rows[key].shape).tolist(), key
+        for name in names:
+            assert rows[name].tolist() == np.asarray(right[name]).reshape(rows[name].shape).tolist(), name
 
 
 def test_an_export_counts_the_ends_that_it_cannot_state(tmp_path: Path) -> None:
@@ -1523,6 +1353,6 @@ def test_an_export_refuses_what_it_does_not_know_and_names_what_it_leaves_out(tm
 
 def test_a_topic_that_may_mark_episodes_is_named_where_files_are_episodes():
     for options, named in (({**MARKED, "episodes_by": "file"}, True), (MARKED, False)):
-        with LogReader(LOGS / "ros2_markers.mcap", options=options) as reader:
+        with LogReader(MARKERS, options=options) as reader:
             said = "/episode/marker may mark episodes: --episodes-by topic:/episode/marker"
             assert any(said in note for note in reader.facts().notes) == named

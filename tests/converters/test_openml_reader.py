@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import each
+from conversions import MirrorSourceTests, column
 from static_server import Fault, StaticServer, mirror
 from table_files import openml_server, plain_reading, tables
 
@@ -25,9 +27,7 @@ from rbtool.core.errors import (
     RbtoolError,
     UsageError,
 )
-from rbtool.core.format.converter import RemoteDataset, Source
 from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.testing.sources import SourceTests
 
 DESCRIBED = "api/v1/json/data/1120"
 FILE = "data/v1/download/6120"
@@ -39,27 +39,18 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StaticSe
         yield running
 
 
-class TestSource(SourceTests):
-    @pytest.fixture(autouse=True)
-    def served(self, server: StaticServer) -> None:
-        pass
-
-    def source(self) -> Source:
-        return OpenmlSource()
-
-    def first(self, source: Source) -> RemoteDataset:
-        return source.describe("magic")
+class TestSource(MirrorSourceTests):
+    name, id, count = "openml", "magic", len(DATASETS)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@each("name", DATASETS)
 def test_every_row_equals_a_plain_encoding(name: str, server: StaticServer) -> None:
     one = DATASETS[name]
     table = tables()[one.table]
     target = "occupation" if one.table == "adult" else table.target
     vectors, labels = plain_reading(table, one_hot=one.one_hot, target=target, complete=one.table == "adult")
     with TedReader(rbtool.download("openml", name).path) as reader:
-        steps = reader.manifest.steps
-        found, codes = reader.read(("observation",), 0, steps), reader.read(("y",), 0, steps)
+        found, codes = column(reader, "observation"), column(reader, "y")
         assert found.dtype == np.float64
         np.testing.assert_allclose(found, vectors, rtol=1e-13, atol=1e-13)
         assert codes.tolist() == labels.tolist()
@@ -68,16 +59,14 @@ def test_every_row_equals_a_plain_encoding(name: str, server: StaticServer) -> N
         assert not any(field.key[0] == "next" and field.role == "observation" for field in reader.fields)
         encoding = json.loads(reader.documents()["encoding.json"])
     assert rbtool.check(f"openml:{name}").errors == 0
-    assert [one["name"] for one in encoding["columns"]] == [
-        name for name in table.columns if name not in {target, table.target, "id"}
-    ]
+    others = [name for name in table.columns if name not in {target, table.target, "id"}]
+    assert [one["name"] for one in encoding["columns"]] == others
     assert encoding["label"]["name"] == target
 
 
 def test_the_documents_turn_numbers_back(server: StaticServer) -> None:
     with TedReader(rbtool.download("openml", "adult_num").path) as reader:
-        steps = reader.manifest.steps
-        rows, labels = reader.read(("observation",), 0, steps), reader.read(("y",), 0, steps)
+        rows, labels = column(reader, "observation"), column(reader, "y")
         encoding = json.loads(reader.documents()["encoding.json"])
         dropped = {item.key for item in reader.manifest.dropped_keys}
     kept = [row for row in tables()["adult"].rows if None not in row[:5]]
@@ -170,15 +159,13 @@ def rows_of(path: Path, text: str) -> dict[str, list[float]]:
 
 def test_arff_with_comments_blanks_and_quotes(tmp_path: Path) -> None:
     rows = "1.5, x\n% a comment\n\n-2,'y z'\n ?,?\n3 , 'x'\n"
-    text = HEADER.replace("@relation", "% first\n@RELATION").replace("@data", "@DATA") + rows.replace(
-        "3 , 'x'", "3 ,x "
-    )
-    found = rows_of(tmp_path / "a.arff", text)
+    header = HEADER.replace("@relation", "% first\n@RELATION").replace("@data", "@DATA")
+    found = rows_of(tmp_path / "a.arff", header + rows.replace("3 , 'x'", "3 ,x "))
     assert np.array_equal(found["a"], [1.5, -2, np.nan, 3], equal_nan=True)
     assert found["b c"] == [0, 1, -1, 0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         (HEADER + "1,z\n", "'b c' is 'z' in row 0, which is not among the 2 categories"),
@@ -206,22 +193,17 @@ def test_the_stand_in_states_the_md5_of_its_files(server: StaticServer) -> None:
 def written(folder: Path, rows: int) -> OpenmlReader:
     """Write a table like covertype, with the description that comes with it."""
     draw = np.random.default_rng(0)
-    (folder / "description.json").write_text(
-        json.dumps({"data_set_description": {"default_target_attribute": "class", "name": "covertype"}})
-    )
+    described = {"data_set_description": {"default_target_attribute": "class", "name": "covertype"}}
+    (folder / "description.json").write_text(json.dumps(described))
     with (folder / "covertype.arff").open("w") as file:
-        names = [f"@attribute n{one} numeric" for one in range(10)] + [
-            f"@attribute b{one} {{0,1}}" for one in range(44)
-        ]
+        names = [f"@attribute n{one} numeric" for one in range(10)]
+        names += [f"@attribute b{one} {{0,1}}" for one in range(44)]
         file.write("\n".join(["@relation c", *names, "@attribute class {1,2,3,4,5,6,7}", "@data", ""]))
         for start in range(0, rows, 20_000):
             count = min(20_000, rows - start)
-            kinds = [
-                draw.integers(0, 3000, (count, 10)),
-                draw.random((count, 44)) < 0.1,
-                draw.integers(1, 8, (count, 1)),
-            ]
-            np.savetxt(file, np.concatenate(kinds, 1), fmt="%d", delimiter=",")
+            numbers, flags = draw.integers(0, 3000, (count, 10)), draw.random((count, 44)) < 0.1
+            labels = draw.integers(1, 8, (count, 1))
+            np.savetxt(file, np.concatenate((numbers, flags, labels), 1), fmt="%d", delimiter=",")
     return OpenmlReader(folder, options={"id": "covertype"})
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import random
 import tempfile
 import zipfile
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cases import each
+from conversions import WrittenReaderTests, bytes_of, column, columns_of, converted, refused, with_options, written
 from demonstration_files import (
     Row,
     as_batch,
@@ -40,20 +41,13 @@ from hypothesis import strategies as st
 
 import rbtool
 from rbtool.converters.rllib.reader import RllibReader
-from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.format.contracts import Piece
-from rbtool.core.format.converter import Reader
+from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.locate import open_source
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import EndReason, Final
-from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data" / "rllib"
 FILES = ("cartpole_small.json", "cartpole-v1.jsonl", "cartpole-v1_large")
-
-
-def small(path: Path, **arguments: Any) -> RllibReader:
-    return type("Small", (RllibReader,), {"piece_bytes": 700})(path, **arguments)
 
 
 def four_episodes(**options: Any) -> list[list[Row]]:
@@ -62,68 +56,46 @@ def four_episodes(**options: Any) -> list[list[Row]]:
     ]
 
 
-class _Contract(ReaderTests):
-    @pytest.fixture(autouse=True)
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.file = self.write(tmp_path_factory.mktemp("rllib"))
-
-    def write(self, folder: Path) -> Path:
-        raise NotImplementedError
-
-    def source(self) -> Path:
-        return self.file
-
-    def reader(self) -> type[Reader]:
-        return RllibReader
-
-    def with_small_pieces(self) -> Reader:
-        return small(self.file)
+def write_transitions(folder: Path) -> Path:
+    rows = [row for rows in four_episodes(following=False) for row in rows]
+    return write_lines(folder / "a.jsonl", rows)
 
 
-class TestReaderOfBatches(_Contract):
-    """SampleBatches in one file."""
-
-    def write(self, folder: Path) -> Path:
-        return write_lines(folder / "a.json", [as_batch(rows) for rows in four_episodes()])
-
-
-class TestReaderOfTransitions(_Contract):
-    """A transition a line, without next observations."""
-
-    def write(self, folder: Path) -> Path:
-        rows = [row for rows in four_episodes(following=False) for row in rows]
-        return write_lines(folder / "a.jsonl", rows)
+def write_cut_parquet(folder: Path) -> Path:
+    rows = [row for rows in four_episodes(flags="terminateds") for row in rows]
+    for number, start in enumerate(range(0, len(rows), 7)):
+        write_parquet(folder / "d" / f"{number}.parquet", rows[start : start + 7])
+    return folder / "d"
 
 
-class TestReaderOfParquet(_Contract):
-    """Parquet files that cut episodes."""
+def write_packed_episodes(folder: Path) -> Path:
+    """One of the episodes is in two pieces."""
+    episodes = four_episodes(flags="terminateds")
+    whole = [packed_episode(rows) for rows in episodes[:3]]
+    cut = [{**row, "terminateds": False} for row in episodes[3][:5]]
+    run = folder / "out" / "env" / "run-000001-00001"
+    write_items(run / "0355Pz_ab_000000-0.parquet", [*whole, packed_episode(cut)])
+    write_items(run / "0355Pz_ab_000001-0.parquet", [packed_episode(episodes[3][4:], repeats=1, first=5)])
+    return folder / "out"
 
-    def write(self, folder: Path) -> Path:
-        rows = [row for rows in four_episodes(flags="terminateds") for row in rows]
-        for number, start in enumerate(range(0, len(rows), 7)):
-            write_parquet(folder / "d" / f"{number}.parquet", rows[start : start + 7])
-        return folder / "d"
 
-
-class TestReaderOfPackedEpisodes(_Contract):
-    """Episodes in msgpack, of which one is in two pieces, in the folder that `output` names."""
-
-    def write(self, folder: Path) -> Path:
-        episodes = four_episodes(flags="terminateds")
-        whole = [packed_episode(rows) for rows in episodes[:3]]
-        cut = [{**row, "terminateds": False} for row in episodes[3][:5]]
-        run = folder / "out" / "env" / "run-000001-00001"
-        write_items(run / "0355Pz_ab_000000-0.parquet", [*whole, packed_episode(cut)])
-        write_items(run / "0355Pz_ab_000001-0.parquet", [packed_episode(episodes[3][4:], repeats=1, first=5)])
-        return folder / "out"
+class TestReader(WrittenReaderTests):
+    kind, piece_bytes = RllibReader, 700
+    made = written(
+        {
+            "batches": lambda folder: write_lines(folder / "a.json", [as_batch(rows) for rows in four_episodes()]),
+            "transitions": write_transitions,
+            "Parquet files that cut episodes": write_cut_parquet,
+            "packed episodes": write_packed_episodes,
+        }
+    )
 
 
 def assert_equal_rows(path: Path, rows: list[Row], folder: Path, dtype: str = "float64", **options: Any) -> TedReader:
     """Convert, and compare row by row with rows in the order of the episodes."""
-    reader = TedReader(rbtool.convert(path, folder, **options).path)
-    steps = reader.manifest.steps
-    assert steps == len(rows)
-    columns = {field.name: reader.read(field.key, 0, steps) for field in reader.fields}
+    reader = converted(path, folder, **options)
+    assert reader.manifest.steps == len(rows)
+    columns = columns_of(reader)
     for name, source in (("observation", "obs"), ("next.observation", "new_obs")):
         assert columns[name].tobytes() == np.array([row[source] for row in rows], dtype).tobytes()
     assert columns["action"].tolist() == [row["actions"] for row in rows]
@@ -141,7 +113,7 @@ def test_every_row_of_real_json_equals_a_plain_reading(name: str, tmp_path: Path
     rows = plain_lines(DATA / name)
     with assert_equal_rows(DATA / name, rows, tmp_path / "out") as reader:
         assert reader.episodes.length.tolist() == [56, 26, 20]
-        assert reader.read(("next", "terminated"), 0, 102)[:, 0].tolist() == [row["dones"] for row in rows]
+        assert column(reader, "next.terminated")[:, 0].tolist() == [row["dones"] for row in rows]
         assert reader.episodes.explicit_next.tolist() == [False] * 3
         assert any("taken as terminated (--ends truncated" in note for note in reader.manifest.notes)
 
@@ -157,18 +129,16 @@ def test_every_row_of_real_parquet_equals_a_plain_reading_and_files_that_cut_epi
 
 def test_compressed_columns_need_trust_and_are_then_read(tmp_path: Path) -> None:
     source = DATA / "pendulum_expert_sac_3eps.zip"
-    with pytest.raises(UsageError, match="compressed columns") as raised:
-        rbtool.convert(source, tmp_path / "out")
-    assert "--trust-pickle" in raised.value.hint
-    with TedReader(rbtool.convert(source, tmp_path / "out", trust_pickle=True).path) as reader:
+    assert "--trust-pickle" in refused(source, "compressed columns", UsageError).hint
+    with converted(source, tmp_path / "out", trust_pickle=True) as reader:
         assert reader.episodes.length.tolist() == [200] * 3
         assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED] * 3
-        observation = reader.read(("observation",), 0, 600)
+        observation = column(reader, "observation")
         assert (observation.dtype, observation.shape) == (np.float32, (600, 3))
         assert np.allclose((observation[:, :2] ** 2).sum(axis=1), 1, atol=1e-5)  # cosine and sine
         with zipfile.ZipFile(source) as archive, archive.open(archive.namelist()[0]) as lines:
             rewards = [reward for line in lines for reward in json.loads(line)["rewards"]]
-        assert reader.read(("next", "reward"), 0, 600)[:, 0].tolist() == rewards
+        assert column(reader, "next.reward")[:, 0].tolist() == rewards
         assert any("time limits are taken from infos" in note for note in reader.manifest.notes)
 
 
@@ -195,24 +165,18 @@ def test_a_carriage_return_between_values_ends_no_line(tmp_path: Path) -> None:
     ]
     lines = [json.dumps(row).replace(", ", ",\r" if row["t"] == 2 else ", ") for row in rows]
     (tmp_path / "rows.json").write_bytes("".join(f"{line}\r\n" for line in lines).encode())
-    with RllibReader(tmp_path / "rows.json") as reader:
-        assert reader.facts().lengths == [5]
-        pieces = list(reader.read_episode(0))
-    assert [t for piece in pieces for t in piece.columns["action",].tolist()] == [0, 1, 2, 3, 4]
+    with converted(tmp_path / "rows.json", tmp_path / "out", final_step="repeat") as reader:
+        assert reader.episodes.length.tolist() == [5]
+        assert column(reader, "action").tolist() == [0, 1, 2, 3, 4]
 
 
 def test_rows_of_environments_that_take_turns_are_put_together(tmp_path: Path) -> None:
     one, other = rows_of_episode(7, 6, seed=1), rows_of_episode(8, 4, seed=2)
     mixed = [as_batch([*one[:2], *other[:3]]), as_batch(one[2:5]), as_batch([*other[3:], *one[5:]])]
     path = write_lines(tmp_path / "a.json", mixed)
-    with RllibReader(path) as reader:
-        pieces = list(reader.pieces())
-    found = {
-        number: np.concatenate([piece.columns["info", "action_prob"] for piece in pieces if piece.episode == number])
-        for number in (0, 1)
-    }
-    assert found[0].tolist() == [row["action_prob"] for row in one]
-    assert found[1].tolist() == [row["action_prob"] for row in other]
+    with converted(path, tmp_path / "out") as reader:
+        assert reader.episodes.length.tolist() == [6, 4]
+        assert column(reader, "info.action_prob").tolist() == [row["action_prob"] for row in (*one, *other)]
 
 
 @pytest.mark.parametrize("following", [True, False])
@@ -227,9 +191,8 @@ def test_files_in_another_order_are_joined_by_their_steps(tmp_path: Path) -> Non
     rows = rows_of_episode(3, 9)
     write_lines(tmp_path / "d" / "b.json", [as_batch(rows[:4])])
     write_lines(tmp_path / "d" / "a.json", [as_batch(rows[4:])])
-    with RllibReader(tmp_path / "d") as reader:
-        (steps,) = {tuple(np.concatenate([piece.columns["info", "t"] for piece in reader.pieces()]).tolist())}
-    assert steps == tuple(range(9))
+    with converted(tmp_path / "d", tmp_path / "out") as reader:
+        assert column(reader, "info.t").tolist() == list(range(9))
 
 
 def test_missing_rows_end_an_episode(tmp_path: Path) -> None:
@@ -239,7 +202,7 @@ def test_missing_rows_end_an_episode(tmp_path: Path) -> None:
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [3, 4]
         assert reader.episodes.end_reason.tolist() == [EndReason.INFERRED, EndReason.TERMINATED]
-        assert reader.read(("next", "observation"), 2, 3)[0].tolist() == rows[2]["new_obs"]
+        assert column(reader, "next.observation")[2].tolist() == rows[2]["new_obs"]
     assert any("rows are missing after 1 episode" in note for note in result.notes)
     assert any("the first rows of 1 episode are not" in note for note in result.notes)
 
@@ -269,7 +232,7 @@ def test_agents_of_one_id_are_episodes_of_their_own(tmp_path: Path) -> None:
 
 def test_ids_that_are_text_are_text_of_the_episode(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.json", [as_batch(rows_of_episode(name, 3)) for name in ("x1", "ü2")])
-    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+    with converted(path, tmp_path / "out") as reader:
         assert reader.episode_text == [{"eps_id": "x1"}, {"eps_id": "ü2"}]
 
 
@@ -288,8 +251,7 @@ def test_dones_are_what_ends_states_and_newer_flags_speak_for_themselves(
     parts = [rows_of_episode(1, 3, flags=flags), rows_of_episode(2, 2, flags=flags, end="truncated")]
     path = write_lines(tmp_path / "a.json", [as_batch(part) for part in parts])
     if flags == "terminateds" and ends is not None:
-        with pytest.raises(UsageError, match="has terminateds"):
-            rbtool.convert(path, tmp_path / "out", ends=ends)
+        refused(path, "has terminateds", UsageError, ends=ends)
         return
     result = rbtool.convert(path, tmp_path / "out", ends=ends)
     with TedReader(result.path) as reader:
@@ -299,26 +261,25 @@ def test_dones_are_what_ends_states_and_newer_flags_speak_for_themselves(
     assert any("--ends" in note for note in result.notes) == (flags == "dones" and ends is None)
 
 
-def test_an_unknown_meaning_of_ends_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected terminated or truncated"):
-        rbtool.convert(DATA / FILES[0], tmp_path / "out", ends="done")
+def test_an_unknown_meaning_of_ends_is_refused() -> None:
+    refused(DATA / FILES[0], "expected terminated or truncated", UsageError, ends="done")
 
 
 def test_time_limits_in_infos_are_believed(tmp_path: Path) -> None:
     one, other = rows_of_episode(1, 3), rows_of_episode(2, 4)
     other[-1]["infos"] = {"TimeLimit.truncated": True}
     path = write_lines(tmp_path / "a.json", [as_batch(one), as_batch(other)])
-    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+    with converted(path, tmp_path / "out") as reader:
         assert reader.episodes.end_reason.tolist() == [EndReason.TERMINATED, EndReason.TRUNCATED]
 
 
 def test_without_next_observations_final_steps_are_decided_on(tmp_path: Path) -> None:
     parts = [rows_of_episode(1, 3, following=False), rows_of_episode(2, 2, following=False, end="none")]
     path = write_lines(tmp_path / "a.json", [as_batch(part) for part in parts])
-    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
+    with converted(path, tmp_path / "out") as reader:
         assert reader.episodes.final.tolist() == [Final.REPEATED, Final.DROPPED]
         after = [*(row["obs"] for row in parts[0][1:]), parts[0][2]["obs"], parts[1][1]["obs"]]
-        assert reader.read(("next", "observation"), 0, 4).tolist() == after
+        assert column(reader, "next.observation").tolist() == after
 
 
 def test_nested_observations_and_numbers_in_infos_are_fields(tmp_path: Path) -> None:
@@ -326,12 +287,11 @@ def test_nested_observations_and_numbers_in_infos_are_fields(tmp_path: Path) -> 
     for step, row in enumerate(rows):
         row["obs"], row["new_obs"] = {"a": row["obs"], "shape": step}, {"a": row["new_obs"], "shape": step + 1}
         row["infos"] = {"goal": [step, 1.5]}
-    path = write_lines(tmp_path / "a.jsonl", rows)
-    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
-        names = {field.name for field in reader.fields}
-        assert {"observation.a", "observation.shape_", "next.info.infos.goal"} <= names
-        assert reader.read(("next", "info", "infos", "goal"), 0, 4).tolist() == [[step, 1.5] for step in range(4)]
-        assert reader.read(("next", "observation", "shape_"), 0, 4).tolist() == [1, 2, 3, 4]
+    with converted(write_lines(tmp_path / "a.jsonl", rows), tmp_path / "out") as reader:
+        found = columns_of(reader)
+    assert {"observation.a", "observation.shape_"} <= found.keys()
+    assert found["next.info.infos.goal"].tolist() == [[step, 1.5] for step in range(4)]
+    assert found["next.observation.shape_"].tolist() == [1, 2, 3, 4]
 
 
 def test_what_has_no_row_a_step_is_named(tmp_path: Path) -> None:
@@ -343,13 +303,10 @@ def test_what_has_no_row_a_step_is_named(tmp_path: Path) -> None:
 
 
 def test_whole_numbers_and_floats_of_one_column_are_floats(tmp_path: Path) -> None:
-    one, other = rows_of_episode(1, 3), rows_of_episode(2, 2)
-    for row in one:
-        row["rewards"] = 1
+    one, other = [row | {"rewards": 1} for row in rows_of_episode(1, 3)], rows_of_episode(2, 2)
     path = write_lines(tmp_path / "a.json", [as_batch(one), as_batch(other)])
-    with TedReader(rbtool.convert(path, tmp_path / "out").path) as reader:
-        rewards = reader.read(("next", "reward"), 0, 5)[:, 0]
-        assert rewards.tolist() == [1.0, 1.0, 1.0, *(row["rewards"] for row in other)]
+    with converted(path, tmp_path / "out") as reader:
+        assert column(reader, "next.reward")[:, 0].tolist() == [1.0, 1.0, 1.0, *(row["rewards"] for row in other)]
 
 
 @each("form", ["batch", "transitions", "lines"])
@@ -371,7 +328,7 @@ def test_whole_numbers_keep_their_digits_or_a_note_names_the_first_that_does_not
     lines = {"batch": [as_batch(rows)], "transitions": rows, "lines": [as_batch([row]) for row in rows]}[form]
     result = rbtool.convert(write_lines(tmp_path / "a.json", lines), tmp_path / "out")
     with TedReader(result.path) as reader:
-        found = reader.read(("info", "id"), 0, 4)[:, 1]
+        found = column(reader, "info.id")[:, 1]
     assert (found.dtype.name, found.tolist()) == (dtype, [float(one) if dtype == "float64" else one for one in values])
     notes = [one for one in result.notes if one.startswith("id is float64")]
     assert [one.endswith(f"a.json, line {1 if form == 'batch' else line}") for one in notes] == [True] * bool(line)
@@ -382,46 +339,45 @@ def test_compressed_rows_and_columns_are_arrays(tmp_path: Path) -> None:
     batch = as_batch(one)
     batch["obs"], batch["new_obs"] = packed(batch["obs"]), packed(batch["new_obs"])
     lines = [batch, *({**row, "obs": packed(row["obs"]), "new_obs": packed(row["new_obs"])} for row in other)]
-    with RllibReader(write_lines(tmp_path / "a.json", lines), options={"trust_pickle": True}) as reader:
-        found = np.concatenate([piece.columns["observation",][: len(piece)] for piece in reader.pieces()])
-    assert found.tobytes() == np.array([row["obs"] for row in (*one, *other)], "float32").tobytes()
+    path = write_lines(tmp_path / "a.json", lines)
+    with converted(path, tmp_path / "out", trust_pickle=True) as reader:
+        expected = np.array([row["obs"] for row in (*one, *other)], "float32")
+        assert column(reader, "observation").tobytes() == expected.tobytes()
 
 
-BAD: dict[str, tuple[list[Row], str]] = {
-    "policies": (
-        [{"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": {}, "b": {}}}],
-        r"batches of 2 policies \(a, b\)",
-    ),
-    "another type": ([{"type": "SampleBatches", **without(rows_of_episode(1, 2), "x")[0]}], "is of type"),
-    "no rewards": ([{"type": "SampleBatch", "obs": [[1.0]], "actions": [1]}], "without a list of rewards"),
-    "lengths": ([as_batch(rows_of_episode(1, 3)) | {"obs": [[1.0]]}], "'obs' cannot be read as rows: it has 1 values"),
-    "shapes": (
-        [as_batch(rows_of_episode(1, 3)), as_batch([{**row, "obs": [1.0]} for row in rows_of_episode(2, 2)])],
-        "'obs' cannot be read as rows: its rows have different shapes",
-    ),
-    "null": ([as_batch([{**row, "rewards": None} for row in rows_of_episode(1, 3)])], "'rewards' cannot be read"),
-    "flags": ([as_batch([{**row, "dones": 2} for row in rows_of_episode(1, 3)])], "values other than 0 and 1"),
-    "no next in some": (
-        [as_batch(rows_of_episode(1, 3)), as_batch(rows_of_episode(2, 3, following=False))],
-        "'new_obs' cannot be read as rows: it is not in every row",
-    ),
-    "steps in some": (
-        [as_batch(rows_of_episode(1, 3)), as_batch(without(rows_of_episode(2, 3), "t"))],
-        "'t' cannot be read as rows: it is not in every row",
-    ),
-    "observations that differ": (
-        [as_batch([{**row, "new_obs": [1.0]} for row in rows_of_episode(1, 3)])], "obs and new_obs have different forms"
-    ),
-}  # fmt: skip
+ROWS, OTHERS = rows_of_episode(1, 3), rows_of_episode(2, 3)
 
 
-@each("name", BAD)
-def test_contradictions_are_refused(name: str, tmp_path: Path) -> None:
-    documents, message = BAD[name]
-    source = write_lines(tmp_path / "a.json", documents)
-    with pytest.raises(FormatError, match=message):
-        rbtool.convert(source, tmp_path / "o")
-    assert not (tmp_path / "o").exists()
+def batch_with(**changed: Any) -> Row:
+    return as_batch([row | changed for row in ROWS])
+
+
+@each(
+    ("documents", "message"),
+    [
+        (
+            [{"type": "MultiAgentBatch", "count": 1, "policy_batches": {"a": {}, "b": {}}}],
+            r"batches of 2 policies \(a, b\)",
+        ),
+        ([{"type": "SampleBatches", **without(ROWS, "x")[0]}], "is of type"),
+        ([{"type": "SampleBatch", "obs": [[1.0]], "actions": [1]}], "without a list of rewards"),
+        ([as_batch(ROWS) | {"obs": [[1.0]]}], "'obs' cannot be read as rows: it has 1 values"),
+        (
+            [as_batch(ROWS), batch_with(eps_id=2, obs=[1.0])],
+            "'obs' cannot be read as rows: its rows have different sha",
+        ),
+        ([batch_with(rewards=None)], "'rewards' cannot be read"),
+        ([batch_with(dones=2)], "values other than 0 and 1"),
+        (
+            [as_batch(ROWS), as_batch(without(OTHERS, "new_obs"))],
+            "'new_obs' cannot be read as rows: it is not in every",
+        ),
+        ([as_batch(ROWS), as_batch(without(OTHERS, "t"))], "'t' cannot be read as rows: it is not in every row"),
+        ([batch_with(new_obs=[1.0])], "obs and new_obs have different forms"),
+    ],
+)
+def test_contradictions_are_refused(documents: list[Row], message: str, tmp_path: Path) -> None:
+    refused(write_lines(tmp_path / "a.json", documents), message)
 
 
 def test_dones_that_are_set_nowhere_are_not_taken_as_anything(tmp_path: Path) -> None:
@@ -434,9 +390,8 @@ def test_dones_that_are_set_nowhere_are_not_taken_as_anything(tmp_path: Path) ->
 def test_a_line_that_is_cut_is_named_with_its_number(tmp_path: Path) -> None:
     whole = (DATA / FILES[1]).read_text()
     (tmp_path / "a.jsonl").write_text(whole[:-100])
-    with pytest.raises(CorruptDataError, match="line 102 is not JSON") as raised:
-        rbtool.convert(tmp_path / "a.jsonl", tmp_path / "out")
-    assert "line 1 " not in raised.value.message
+    error = refused(tmp_path / "a.jsonl", "line 102 is not JSON", CorruptDataError)
+    assert "line 1 " not in error.message
 
 
 def test_a_batch_of_a_single_policy_is_read(tmp_path: Path) -> None:
@@ -468,9 +423,8 @@ def test_nothing_else_is_claimed() -> None:
 
 def test_a_file_of_two_gigabytes_would_take_no_more_memory_than_a_small_one(tmp_path: Path) -> None:
     """Blocks of lines are dropped as pieces are given out: none but the last few are held."""
-    path = write_lines(
-        tmp_path / "a.json", [as_batch(rows_of_episode(number, 300, seed=number)) for number in range(40)]
-    )
+    lines = [as_batch(rows_of_episode(number, 300, seed=number)) for number in range(40)]
+    path = write_lines(tmp_path / "a.json", lines)
     with RllibReader(path) as reader:
         reader.facts()
         for _ in reader.pieces():
@@ -480,10 +434,11 @@ def test_a_file_of_two_gigabytes_would_take_no_more_memory_than_a_small_one(tmp_
 NEW = DATA / "new_stack"
 
 
-def columns_of(path: Path, folder: Path, **options: Any) -> tuple[dict[str, Any], Any]:
+def made_from(path: Path, folder: Path, **options: Any) -> tuple[dict[str, Any], Any]:
+    """The columns of a conversion, the lengths and texts of its episodes, and its result."""
     result = rbtool.convert(path, folder, **options)
     with TedReader(result.path) as reader:
-        found = {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}
+        found: dict[str, Any] = columns_of(reader)
         return found | {"length": reader.episodes.length.tolist(), "text": reader.episode_text}, result
 
 
@@ -494,8 +449,6 @@ def plain_columns(folder: Path) -> list[Row]:
     for row in rows:
         for name in ("obs", "new_obs"):
             if isinstance(row[name], str):
-                import base64
-
                 data = pa.CompressedInputStream(pa.py_buffer(base64.b64decode(row[name])), "lz4").read()
                 row[name] = pickle.loads(data).tolist()
     return rows
@@ -505,9 +458,8 @@ def plain_columns(folder: Path) -> list[Row]:
 def test_every_row_of_a_run_of_the_new_stack_equals_a_plain_reading(name: str, tmp_path: Path) -> None:
     source = NEW / name
     if name == "columns_compressed":
-        with pytest.raises(UsageError, match="compressed columns, which are pickles"):
-            rbtool.convert(source, tmp_path / "out")
-    found, result = columns_of(source, tmp_path / "out", trust_pickle=name == "columns_compressed")
+        refused(source, "compressed columns, which are pickles", UsageError)
+    found, result = made_from(source, tmp_path / "out", trust_pickle=name == "columns_compressed")
     twice = name == "columns_written_twice"
     rows = plain_columns(source / "line" / "run-000001-00002" if twice else source)
     assert [note for note in result.notes if "repeat" in note] == ["5 rows left out that 1 later run repeated"] * twice
@@ -546,7 +498,7 @@ def test_rows_that_later_runs_repeat_are_left_out(
 ) -> None:
     for name, rows in runs.items():
         write_lines(tmp_path / "out" / "line" / f"run-{name}" / "a.json", rows)
-    found, result = columns_of(tmp_path / "out", tmp_path / "ted")
+    found, result = made_from(tmp_path / "out", tmp_path / "ted")
     assert found["length"][:2] == lengths
     plain = [*_ONE, *_TWO, *(_MOVES if len(runs) == 3 and "000001-00010" in runs else [])]
     assert found["observation"].tolist() == [row["obs"] for row in plain]
@@ -558,8 +510,7 @@ def test_rows_that_later_runs_repeat_are_left_out(
 def test_equal_rows_of_one_run_are_kept_and_runs_in_another_order_refused(tmp_path: Path) -> None:
     for name, rows in {"1": _ONE + _TWO, "2": _TWO + _ONE}.items():
         write_lines(tmp_path / "out" / f"run-000001-0000{name}" / "a.json", rows)
-    with pytest.raises(FormatError, match="repeats rows of the runs before it in another order"):
-        rbtool.convert(tmp_path / "out", tmp_path / "ted")
+    refused(tmp_path / "out", "repeats rows of the runs before it in another order")
 
 
 def test_pieces_that_later_runs_repeat_are_left_out(tmp_path: Path) -> None:
@@ -567,16 +518,14 @@ def test_pieces_that_later_runs_repeat_are_left_out(tmp_path: Path) -> None:
     one, two = packed_episode(rows[:4], first=0), packed_episode(rows[3:], repeats=1, first=4)
     other = packed_episode(rows_of_episode("b", 3, flags="terminateds"))
     for name, items in {"1": [one], "2": [other, one], "3": [two, one]}.items():
-        folder = tmp_path / "out" / f"run-000001-0000{name}"
-        folder.mkdir(parents=True)
-        write_items(folder / "a.parquet", items)
-    found, result = columns_of(tmp_path / "out", tmp_path / "ted")
+        write_items(tmp_path / "out" / f"run-000001-0000{name}" / "a.parquet", items)
+    found, result = made_from(tmp_path / "out", tmp_path / "ted")
     assert found["length"] == [9, 3]
     assert "8 rows left out that 2 later runs repeated" in result.notes
 
 
 def test_every_step_of_packed_episodes_equals_a_plain_reading(tmp_path: Path) -> None:
-    found, result = columns_of(NEW / "episodes", tmp_path / "out")
+    found, result = made_from(NEW / "episodes", tmp_path / "out")
     (file,) = (NEW / "episodes").rglob("*.parquet")
     items = pq.read_table(file).column("item").to_pylist()
     episodes = [msgpack.unpackb(one, strict_map_key=False) for one in items]
@@ -599,12 +548,12 @@ def test_pieces_of_a_packed_episode_are_joined_without_what_they_repeat(tmp_path
         row["obs"], row["new_obs"] = np.float32(row["obs"]), np.float32(row["new_obs"])
     parts = [(rows[:4], 0, 0), (rows[3:6], 1, 4), (rows[4:], 2, 6)]
     items = [packed_episode(part, repeats=repeats, first=first) for part, repeats, first in parts]
-    found, result = columns_of(write_items(tmp_path / "a.parquet", items), tmp_path / "out")
+    found, result = made_from(write_items(tmp_path / "a.parquet", items), tmp_path / "out")
     assert found["length"] == [9]
     assert found["observation"].tobytes() == np.array([row["obs"] for row in rows]).tobytes()
     assert found["info.action_prob"].tolist() == [row["action_prob"] for row in rows]
     assert (result.boundary["terminated"], result.boundary["inferred"]) == (1, 0)
-    gap, result = columns_of(write_items(tmp_path / "b.parquet", items[::2]), tmp_path / "gap")
+    gap, result = made_from(write_items(tmp_path / "b.parquet", items[::2]), tmp_path / "gap")
     assert gap["length"] == [4, 3]
     assert result.boundary["inferred"] == 1
     assert any("rows are missing after 1 episode" in note for note in result.notes)
@@ -618,7 +567,7 @@ def test_dictionaries_tuples_and_infos_of_packed_episodes_are_fields(tmp_path: P
         rows, observations=entries(states), infos=entries(infos), custom_data={"a": 1}, agent_id="one",
         actions=entries({"hand": np.zeros((3, 2), np.float32)}) | {"finalized": True},
     )  # fmt: skip
-    found, result = columns_of(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
+    found, result = made_from(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
     assert found["observation.image"].dtype == np.uint8
     assert found["next.observation.image"][:, 1, 1, 2].tolist() == [1, 2, 3]
     assert found["observation.pair.0"].tolist() == [[0], [1], [2]]
@@ -636,11 +585,11 @@ def test_tuples_of_a_finalized_episode_are_not_taken_for_steps(tmp_path: Path) -
         observations=entries([np.arange(3), [np.arange(3) + 10, np.zeros((3, 2))]]) | {"finalized": True},
         actions=entries([np.arange(2), np.arange(2) + 5]) | {"finalized": True},
     )
-    found, _ = columns_of(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
-    assert found["observation.1.0"].tolist() == [10, 11]
-    assert found["next.observation.0"].tolist() == [1, 2]
-    assert found["action.0"].tolist() == [0, 1]
-    assert found["action.1"].tolist() == [5, 6]
+    with converted(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out") as reader:
+        assert column(reader, "observation.1.0").tolist() == [10, 11]
+        assert column(reader, "next.observation.0").tolist() == [1, 2]
+        assert column(reader, "action.0").tolist() == [0, 1]
+        assert column(reader, "action.1").tolist() == [5, 6]
 
 
 @each(
@@ -653,18 +602,13 @@ def test_tuples_of_a_finalized_episode_are_not_taken_for_steps(tmp_path: Path) -
         (lambda item: item.replace(b"\xa7rewards", b"\xa7reworks"), "has no rewards"),
     ],
 )
-def test_damage_of_a_packed_episode_is_named_with_its_row(
-    change: Callable[[bytes], bytes], message: str, tmp_path: Path
-) -> None:
-    good = packed_episode(rows_of_episode("a", 3, flags="terminateds"))
-    path = write_items(tmp_path / "a.parquet", [good, packed_episode(rows_of_episode("b", 3, flags="terminateds"))])
-    items = pq.read_table(path).column("item").to_pylist()
-    write_items(path, [items[0], items[0], change(items[1])])
-    with pytest.raises(CorruptDataError, match=f"row 0 of row group 1.*{message}"):
-        rbtool.convert(path, tmp_path / "out")
+def test_damage_of_a_packed_episode_is_named_with_its_row(change: Any, message: str, tmp_path: Path) -> None:
+    good, bad = (packed_episode(rows_of_episode(name, 3, flags="terminateds")) for name in "ab")
+    path = write_items(tmp_path / "a.parquet", [good, good, change(bad)])
+    refused(path, f"row 0 of row group 1.*{message}", CorruptDataError)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"observations": entries([np.array([None])] * 4)}, "array of Python objects, which is a pickle"),
@@ -675,8 +619,7 @@ def test_damage_of_a_packed_episode_is_named_with_its_row(
 )
 def test_a_packed_episode_of_something_else_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     item = packed_episode(rows_of_episode("a", 3, flags="terminateds"), **change)
-    with pytest.raises(FormatError, match=message):
-        rbtool.convert(write_items(tmp_path / "a.parquet", [item]), tmp_path / "out")
+    refused(write_items(tmp_path / "a.parquet", [item]), message)
 
 
 def test_tensors_have_the_shape_that_ray_states_and_pickled_dictionaries_need_trust(tmp_path: Path) -> None:
@@ -684,38 +627,30 @@ def test_tensors_have_the_shape_that_ray_states_and_pickled_dictionaries_need_tr
     states = [{"vec": np.float32([at, -at]), "image": images[at]} for at in range(4)]
     flags = {"rewards": [1.0, 2.0, 3.0], "terminateds": [False, False, True], "truncateds": [False] * 3}
     one = {"eps_id": ["a"] * 3, "agent_id": pa.nulls(3), "actions": [1, 2, 3]} | flags
-    path = write_extended(
-        tmp_path / "a.parquet",
-        one | {"obs": tensors(images[:3]), "new_obs": tensors(images[1:]), "module_id": ["m"] * 3},
-    )
-    found, _ = columns_of(path, tmp_path / "one")
-    assert np.array_equal(found["observation"], images[:3])
-    assert np.array_equal(found["next.observation"], images[1:])
-    odd = write_extended(
-        tmp_path / "odd.parquet", one | {"obs": tensors(images[:3], stated="[2, 2]"), "new_obs": tensors(images[1:])}
-    )
-    with pytest.raises(CorruptDataError, match=r"'obs' has rows of 12 numbers, not \[2, 2\]"):
-        rbtool.convert(odd, tmp_path / "out")
 
-    older = write_extended(
-        tmp_path / "older.parquet",
-        one | {"obs": tensors(images[:3], stated=pickle.dumps((2, 2, 3))), "new_obs": tensors(images[1:])},
-    )
-    with pytest.raises(UsageError, match="pickles of Python objects"):
-        rbtool.convert(older, tmp_path / "out")
-    found, _ = columns_of(older, tmp_path / "older", trust_pickle=True)
-    assert np.array_equal(found["observation"], images[:3])
+    def write(name: str, obs: Any, new_obs: Any, **more: Any) -> Path:
+        return write_extended(tmp_path / f"{name}.parquet", one | more | {"obs": obs, "new_obs": new_obs})
 
     def pickled(rows: list[Any]) -> Any:
         values = pa.array([pickle.dumps(row) for row in rows], pa.large_binary())
         return extended("ray.data.arrow_pickled_object", "", values)
 
-    path = write_extended(tmp_path / "b.parquet", one | {"obs": pickled(states[:3]), "new_obs": pickled(states[1:])})
-    with pytest.raises(UsageError, match="pickles of Python objects"):
-        rbtool.convert(path, tmp_path / "out")
-    found, _ = columns_of(path, tmp_path / "two", trust_pickle=True)
-    assert np.array_equal(found["observation.image"], images[:3])
-    assert found["next.observation.vec"].tolist() == [[1, -1], [2, -2], [3, -3]]
+    with converted(
+        write("new", tensors(images[:3]), tensors(images[1:]), module_id=["m"] * 3), tmp_path / "1"
+    ) as reader:
+        assert np.array_equal(column(reader, "observation"), images[:3])
+        assert np.array_equal(column(reader, "next.observation"), images[1:])
+    odd = write("odd", tensors(images[:3], stated="[2, 2]"), tensors(images[1:]))
+    refused(odd, r"'obs' has rows of 12 numbers, not \[2, 2\]", CorruptDataError)
+    older = write("older", tensors(images[:3], stated=pickle.dumps((2, 2, 3))), tensors(images[1:]))
+    refused(older, "pickles of Python objects", UsageError)
+    with converted(older, tmp_path / "2", trust_pickle=True) as reader:
+        assert np.array_equal(column(reader, "observation"), images[:3])
+    dictionaries = write("pickled", pickled(states[:3]), pickled(states[1:]))
+    refused(dictionaries, "pickles of Python objects", UsageError)
+    with converted(dictionaries, tmp_path / "3", trust_pickle=True) as reader:
+        assert np.array_equal(column(reader, "observation.image"), images[:3])
+        assert column(reader, "next.observation.vec").tolist() == [[1, -1], [2, -2], [3, -3]]
 
 
 def test_agent_id_without_a_value_is_absent_in_json_too(tmp_path: Path) -> None:
@@ -742,7 +677,7 @@ def mixed(episodes: list[list[Row]], chance: random.Random, environments: int) -
     return found
 
 
-def write(folder: Path, rows: list[Row], form: str, chance: random.Random) -> None:
+def write_cut(folder: Path, rows: list[Row], form: str, chance: random.Random) -> None:
     """Cut rows into files, and the rows of a file into lines."""
     number = 0
     while rows:
@@ -775,36 +710,21 @@ def test_random_episodes_come_back_exactly(
     ]
     rows = mixed(episodes, chance, environments)
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder), rows, form, chance)
-        kind = type("Small", (RllibReader,), {"piece_bytes": piece})
-        with kind(Path(folder), final_step="repeat") as reader:
+        write_cut(Path(folder), rows, form, chance)
+        with with_options(RllibReader, piece)(Path(folder), final_step="repeat") as reader:
             facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
     ids = list(dict.fromkeys(row["eps_id"] for row in rows))
     assert facts.steps == len(rows) == table.steps
     assert list(facts.episode_numbers) == list(range(len(ids)))
     for number, eps_id in enumerate(ids):
-        expected = episodes[eps_id - 1000]
-        found = [one for one in pieces if one.episode == number]
-        assert columns_of_properties(found) == plain_columns_properties(expected, following=following)
-        kind_of_end = kinds[eps_id - 1000] if flags == "terminateds" or kinds[eps_id - 1000] == "none" else "terminated"
-        assert bool(found[-1].terminated[-1]) == (kind_of_end == "terminated")
-        assert bool(found[-1].truncated[-1]) == (kind_of_end == "truncated")
-
-
-def columns_of_properties(pieces: list[Piece]) -> dict[str, bytes]:
-    key = ("observation",)
-    return {
-        "obs": b"".join(piece.rows_before(key).tobytes() for piece in pieces),
-        "next": b"".join(piece.rows_after(key).tobytes() for piece in pieces),
-        "actions": b"".join(piece.columns["action",].tobytes() for piece in pieces),
-        "rewards": b"".join(piece.columns["reward",].tobytes() for piece in pieces),
-        "t": b"".join(piece.columns["info", "t"].tobytes() for piece in pieces),
-    }
-
-
-def plain_columns_properties(rows: list[Row], *, following: bool) -> dict[str, bytes]:
-    observations = [row["obs"] for row in rows]
-    after = [row["new_obs"] for row in rows] if following else [*observations[1:], observations[-1]]
-    found = {"obs": np.array(observations), "next": np.array(after)}
-    found |= {name: np.array([row[name] for row in rows]) for name in ("actions", "rewards", "t")}
-    return {name: column.tobytes() for name, column in found.items()}
+        expected, end = episodes[eps_id - 1000], kinds[eps_id - 1000]
+        end = "terminated" if flags == "dones" and end != "none" else end
+        observations = [row["obs"] for row in expected]
+        after = [row["new_obs"] for row in expected] if following else [*observations[1:], observations[-1]]
+        columns = {"observation": np.array(observations), "next": np.array(after)}
+        for name, stored in (("action", "actions"), ("reward", "rewards"), ("t", "t")):
+            columns[name] = np.array([row[stored] for row in expected])
+        last = np.arange(len(expected)) == len(expected) - 1
+        columns |= {name: last & (end == name) for name in ("terminated", "truncated")}
+        found = bytes_of((one for one in pieces if one.episode == number), ("info", "t"))
+        assert found == {name: rows.tobytes() for name, rows in columns.items()}

@@ -3,77 +3,60 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
-import pytest
+from cases import each
+from conversions import WrittenReaderTests, column, columns_of, converted, refused
 from demonstration_files import Demo, after_final_step, plain_episodes, roboset_trial, write_groups, write_trials
 
 import rbtool
 from rbtool.converters.roboset.reader import RobosetReader
-from rbtool.core.errors import CorruptDataError, FormatError, UsageError
-from rbtool.core.format.converter import Reader
+from rbtool.core.errors import CorruptDataError, UsageError
 from rbtool.core.format.memmap.reader import TedReader
 from rbtool.core.ted.episodes import Final
-from rbtool.core.testing.readers import ReaderTests
 
 DOOR = Path(__file__).parents[1] / "data" / "roboset" / "DAPG(expert)" / "door_v2d-v1"
 SEEDS = [DOOR / f"door_v2d-v1_seed{seed}.h5" for seed in (0, 1)]
 NAMES = {"observations": "observation", "env_infos/time": "info.time", "env_infos/obs_dict/qp": "info.obs_dict.qp"}
 
 
-def small(path: Path) -> RobosetReader:
-    return type("Small", (RobosetReader,), {"piece_bytes": 700})(path)
-
-
-class TestReaderOfAFolder(ReaderTests):
+class TestReaderOfAFolder(WrittenReaderTests):
     """Two files with the same numbers of trials."""
 
-    @pytest.fixture(autouse=True)
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.folder = tmp_path_factory.mktemp("roboset") / "door"
+    kind, piece_bytes = RobosetReader, 700
+
+    def write(self, folder: Path) -> Path:
         for seed, lengths in ((2, {0: 5, 10: 3, 2: 9}), (10, {0: 1, 1: 6})):
             trials = {
                 number: roboset_trial(length, seed=seed + number, done=number > 0) for number, length in lengths.items()
             }
-            write_trials(self.folder / f"door_seed{seed}.h5", trials)
-
-    def source(self) -> Path:
-        return self.folder
-
-    def reader(self) -> type[Reader]:
-        return RobosetReader
-
-    def with_small_pieces(self) -> Reader:
-        return small(self.source())
+            write_trials(folder / "door" / f"door_seed{seed}.h5", trials)
+        return folder / "door"
 
 
 class TestReader(TestReaderOfAFolder):
     """One file."""
 
     def source(self) -> Path:
-        return self.folder / "door_seed2.h5"
+        return self.path / "door_seed2.h5"
 
 
-def rows_of(reader: TedReader, index: int) -> dict[str, Any]:
-    table = reader.episodes
-    start, length = int(table.start[index]), int(table.length[index])
-    return {field.name: reader.read(field.key, start, start + length) for field in reader.fields}
-
-
-@pytest.mark.parametrize("choice", ["auto", "drop", "repeat"])
-@pytest.mark.parametrize("ends", [None, "truncated"])
+@each("choice", ["auto", "drop", "repeat"])
+@each("ends", [None, "truncated"])
 def test_every_row_of_both_seeds_equals_a_plain_reading(choice: str, ends: str | None, tmp_path: Path) -> None:
     result = rbtool.convert(DOOR, tmp_path / "out", final_step=choice, ends=ends)
     plain = [episode for file in SEEDS for episode in plain_episodes(file, "/", "Trial").values()]
     with TedReader(result.path) as reader:
         assert reader.episodes.episode.tolist() == list(range(15))
         assert reader.episodes.seed.tolist() == [0] * 11 + [1] * 4
-        for index, columns in enumerate(plain):
-            rows = rows_of(reader, index)
+        spans = zip(reader.episodes.start.tolist(), reader.episodes.length.tolist(), strict=True)
+        for (start, length), columns in zip(spans, plain, strict=True):
+            rows = {field.name: reader.read(field.key, start, start + length) for field in reader.fields}
             expected = after_final_step(columns, terminated=ends is None, choice=choice)
             for name, key in NAMES.items():
                 assert rows[key].tobytes() == expected[name].tobytes(), key
@@ -88,7 +71,7 @@ def test_every_row_of_both_seeds_equals_a_plain_reading(choice: str, ends: str |
 
 def test_trials_are_in_numeric_order(tmp_path: Path) -> None:
     """Groups are listed as Trial0, Trial1, Trial10, Trial2."""
-    with TedReader(rbtool.convert(SEEDS[0], tmp_path / "out").path) as reader:
+    with converted(SEEDS[0], tmp_path / "out") as reader:
         assert reader.episodes.episode.tolist() == list(range(11))
         with h5py.File(SEEDS[0]) as file:
             assert reader.episodes.length.tolist() == [len(file[f"Trial{number}/actions"]) for number in range(11)]
@@ -146,11 +129,11 @@ def test_done_inside_a_trial_stays_a_flag(tmp_path: Path) -> None:
     result = rbtool.convert(write_trials(tmp_path / "a.h5", {0: odd}), tmp_path / "out")
     with TedReader(result.path) as reader:
         assert reader.episodes.length.tolist() == [5]
-        assert reader.read(("next", "terminated"), 0, 5)[:, 0].tolist() == [False, True, False, False, True]
+        assert column(reader, "next.terminated")[:, 0].tolist() == [False, True, False, False, True]
     assert "done is set in 1 step inside episodes, and stays a flag there" in result.notes
 
 
-@pytest.mark.parametrize(("ends", "taken"), [(None, "terminated"), ("truncated", "truncated")])
+@each(("ends", "taken"), [(None, "terminated"), ("truncated", "truncated")])
 def test_notes_count_done_in_the_steps_that_are_kept(ends: str | None, taken: str, tmp_path: Path) -> None:
     trials = [Demo({**roboset_trial(3).columns, "done": np.array(flags, bool)}) for flags in ([0, 1, 0], [0, 0, 0])]
     file = write_trials(tmp_path / "a.h5", dict(enumerate(trials)))
@@ -176,15 +159,12 @@ def test_done_in_a_last_step_that_is_left_out_is_named(tmp_path: Path) -> None:
 def test_time_and_user_cmd_keep_their_names_and_others_are_infos(tmp_path: Path) -> None:
     trial = roboset_trial(4, done=True)
     more = {
-        "time": np.arange(4.0) / 10,
-        "user_cmd": np.arange(8).reshape(4, 2),
-        "qvel": np.arange(4),
-        "name": np.arange(3),
-    }
+        "time": np.arange(4.0) / 10, "user_cmd": np.arange(8).reshape(4, 2), "qvel": np.arange(4), "name": np.arange(3),
+    }  # fmt: skip
     trials = {number: Demo({**trial.columns, **more}) for number in (0, 1)}
     result = rbtool.convert(write_trials(tmp_path / "a.h5", trials), tmp_path / "out")
     with TedReader(result.path) as reader:
-        rows = rows_of(reader, 1)
+        rows = {name: values[4:] for name, values in columns_of(reader).items()}
     assert rows["time"].tolist() == more["time"].tolist()
     assert rows["user_cmd"].tolist() == more["user_cmd"].tolist()
     assert rows["info.qvel"].tolist() == [0, 1, 2, 3]
@@ -202,7 +182,7 @@ def test_a_name_that_an_info_has_is_left_out_and_named(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("column", "change", "sentence"), [
+@each(("name", "change", "sentence"), [
     ("actions", lambda rows: rows[:3], "'observations' has 4 rows, and the episode has 3 steps"),
     ("rewards", lambda rows: rows[:3], "'rewards' has 3 rows, and the episode has 4 steps"),
     ("rewards", lambda rows: np.zeros((4, 2)), r"'rewards' has rows of shape \[2\]"),
@@ -210,24 +190,22 @@ def test_a_name_that_an_info_has_is_left_out_and_named(tmp_path: Path) -> None:
     ("observations", lambda rows: rows.astype("f4"), r"as float32 \[4\], and Trial0 of a.h5 and others as float64"),
 ])  # fmt: skip
 def test_a_trial_that_does_not_fit_is_refused_once_asked_for(
-    column: str, change: Any, sentence: str, tmp_path: Path
+    name: str, change: Any, sentence: str, tmp_path: Path
 ) -> None:
     trials = {number: roboset_trial(4, seed=number) for number in (0, 1, 3)}
     columns = dict(trials[3].columns)
-    trials[3] = Demo({**columns, column: change(columns[column])})
+    trials[3] = Demo({**columns, name: change(columns[name])})
     file = write_trials(tmp_path / "a.h5", trials)
-    with pytest.raises(FormatError, match=sentence) as raised:
-        rbtool.convert(file, tmp_path / "out")
-    assert "Trial3 of a.h5" in raised.value.message
-    assert raised.value.hint == "choose the others: --episodes A:B,C"
+    error = refused(file, sentence)
+    assert "Trial3 of a.h5" in error.message
+    assert error.hint == "choose the others: --episodes A:B,C"
     assert rbtool.convert(file, tmp_path / "out", skip_bad=True).episodes == 2
 
 
 def test_a_folder_with_another_file_among_them_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DOOR, tmp_path / "door")
     write_groups(tmp_path / "door" / "other.h5", {"episode_0": roboset_trial(3)})
-    with RobosetReader(tmp_path / "door") as reader, pytest.raises(FormatError, match=r"other.h5 has no groups TrialN"):
-        reader.facts()
+    refused(tmp_path / "door", r"other.h5 has no groups TrialN")
 
 
 def test_files_in_folders_inside_are_another_dataset(tmp_path: Path) -> None:
@@ -240,25 +218,19 @@ def test_a_cut_file_among_several_is_named(tmp_path: Path) -> None:
     shutil.copytree(DOOR, tmp_path / "door")
     cut = tmp_path / "door" / SEEDS[1].name
     cut.write_bytes(SEEDS[1].read_bytes()[:20_000])
-    with pytest.raises(CorruptDataError, match=r"seed1.h5 was cut: it has 20,000 bytes"):
-        RobosetReader(tmp_path / "door")
+    refused(tmp_path / "door", r"seed1.h5 was cut: it has 20,000 bytes", CorruptDataError)
 
 
-def test_ends_takes_two_words() -> None:
-    with pytest.raises(UsageError, match="expected terminated or truncated"):
-        RobosetReader(DOOR, options={"ends": "never"})
+def test_ends_of_another_word_is_refused() -> None:
+    refused(DOOR, "expected terminated or truncated", UsageError, ends="never")
 
 
 def test_more_files_than_may_be_open(tmp_path: Path) -> None:
     """A file is open while it is read, and no other."""
-    import resource
-
     for number in range(40):
         write_trials(tmp_path / "d" / f"a_seed{number}.h5", {number: roboset_trial(2, seed=number)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(
-        int(one.name) for one in Path("/proc/self/fd").iterdir()
-    )  # the tests before this one may have files open
+    highest = max(int(one.name) for one in Path("/proc/self/fd").iterdir())  # earlier tests may have files open
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, before[1]))
     try:
         with RobosetReader(tmp_path / "d") as reader:

@@ -12,50 +12,33 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cases import each
+from conversions import WrittenReaderTests, column, columns_of, converted, refused, with_options
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shard_files import plain_vd4rl, random_vd4rl, rows_of_shards, write_vd4rl, write_vd4rl_shards
 
 import rbtool
 from rbtool.converters.vd4rl.reader import Vd4rlReader
-from rbtool.core.errors import CorruptDataError, FormatError, RbtoolError
-from rbtool.core.format.converter import Reader
-from rbtool.core.format.memmap.reader import TedReader
+from rbtool.core.errors import CorruptDataError
+from rbtool.core.open_steps import open_steps
 from rbtool.core.ted.episodes import EndReason, Final
-from rbtool.core.testing.readers import ReaderTests
 
 DATA = Path(__file__).parents[1] / "data"
 LENGTHS = (5, 1, 7, 4)
 TERMINAL = (False, True, False, True)
 
 
-def small(path: Path) -> Vd4rlReader:
-    return type("Small", (Vd4rlReader,), {"piece_bytes": 600})(path)
+class TestReaderOfFiles(WrittenReaderTests):
+    """Npz files of one episode each."""
 
-
-class _Contract(ReaderTests):
-    @pytest.fixture(autouse=True)
-    def made(self, tmp_path_factory: pytest.TempPathFactory) -> None:
-        self.folder = self.write(tmp_path_factory.mktemp("vd4rl"))
+    kind, piece_bytes = Vd4rlReader, 600
 
     def write(self, folder: Path) -> Path:
         return write_vd4rl(folder, random_vd4rl(LENGTHS, terminal=TERMINAL))
 
-    def reader(self) -> type[Reader]:
-        return Vd4rlReader
 
-    def source(self) -> Path:
-        return self.folder
-
-    def with_small_pieces(self) -> Reader:
-        return small(self.source())
-
-
-class TestReaderOfFiles(_Contract):
-    """Npz files of one episode each."""
-
-
-class TestReaderOfShards(_Contract):
+class TestReaderOfShards(TestReaderOfFiles):
     """HDF5 shards cut inside episodes."""
 
     def write(self, folder: Path) -> Path:
@@ -63,14 +46,10 @@ class TestReaderOfShards(_Contract):
         return write_vd4rl_shards(folder, rows, (3, 9, 15), compression="gzip", chunks=True)
 
 
-def columns_of(path: Path) -> tuple[dict[str, Any], TedReader]:
-    reader = TedReader(path)
-    return {field.name: reader.read(field.key, 0, reader.manifest.steps) for field in reader.fields}, reader
-
-
 def assert_equal_rows(path: Path, expected: list[dict[str, Any]]) -> None:
-    found, reader = columns_of(path)
-    assert reader.manifest.steps == len(expected)
+    with open_steps(path) as reader:
+        found, table = columns_of(reader), reader.episodes
+    assert len(found["action"]) == len(expected)
     for at, row in enumerate(expected):
         for name, value in row.items():
             if name not in ("episode", "is_init", "last", "terminated"):
@@ -79,9 +58,8 @@ def assert_equal_rows(path: Path, expected: list[dict[str, Any]]) -> None:
         assert found["is_init"][at, 0] == row["is_init"]
         assert found["next.terminated"][at, 0] == row["terminated"]
         assert found["next.truncated"][at, 0] == (row["last"] and not row["terminated"])
-    assert set(reader.episodes.final.tolist()) <= {Final.OBSERVED}
-    assert reader.episodes.episode.tolist() == [row["episode"] for row in expected if row["last"]]
-    reader.close()
+    assert set(table.final.tolist()) <= {Final.OBSERVED}
+    assert table.episode.tolist() == [row["episode"] for row in expected if row["last"]]
 
 
 def episodes_of(folder: Path) -> list[dict[str, np.ndarray]]:
@@ -98,7 +76,7 @@ def test_the_rows_of_the_files_are_those_of_a_plain_reading(tmp_path: Path) -> N
     assert (result.steps, result.boundary["terminated"], result.boundary["truncated"]) == (20, 1, 1)
     assert result.renamed_keys == {"image": "pixels", "height": "state.height"}
     assert result.notes[0] == "the action, reward and discount of a step are those of the row after it"
-    with TedReader(result.path) as reader:
+    with open_steps(result.path) as reader:
         names = [text["file"] for text in reader.episode_text or ()]
     assert names == sorted(path.name for path in (DATA / "vd4rl" / "64px").iterdir())
 
@@ -122,9 +100,7 @@ EPISODES = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max
 @settings(max_examples=15)
 @given(chosen=EPISODES, packed=st.booleans(), piece=st.sampled_from([1, 500, 1 << 20]), seed=st.integers(0, 9))
 def test_random_files_come_back(chosen: list[tuple[int, bool]], packed: bool, piece: int, seed: int) -> None:
-    episodes = random_vd4rl(
-        [length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed
-    )  # fmt: skip
+    episodes = random_vd4rl([length for length, _ in chosen], terminal=[ends for _, ends in chosen], seed=seed)
     with tempfile.TemporaryDirectory() as made:
         folder = write_vd4rl(Path(made) / "in", episodes, packed=packed)
         assert_equal_rows(rbtool.convert(folder, Path(made) / "out").path, plain_vd4rl(episodes))
@@ -153,48 +129,47 @@ def test_shards_cut_anywhere_come_back(
 
 
 def assert_pieces(folder: Path, size: int, expected: list[dict[str, Any]]) -> None:
-    with type("Sized", (Vd4rlReader,), {"piece_bytes": size})(folder) as reader:
+    with with_options(Vd4rlReader, size)(folder) as reader:
         facts, pieces, table = reader.facts(), list(reader.pieces()), reader.episode_table()
     assert facts.steps == table.steps == sum(map(len, pieces)) == len(expected)
     after = b"".join(row.tobytes() for piece in pieces for row in piece.rows_after(("pixels",)))
     assert after == b"".join(row["next.pixels"].tobytes() for row in expected)
-    assert b"".join(piece.columns["action",].tobytes() for piece in pieces) == b"".join(
-        row["action"].tobytes() for row in expected
-    )
+    actions = b"".join(piece.columns["action",].tobytes() for piece in pieces)
+    assert actions == b"".join(row["action"].tobytes() for row in expected)
 
 
 def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     episodes = random_vd4rl([2] * 12, channel_first=True)
     rows = rows_of_shards(episodes)
     folder = write_vd4rl_shards(tmp_path / "in", rows, list(range(3, 36, 3)), name="walker_walk_84px_shard{}.hdf5")
-    found, reader = columns_of(rbtool.convert(folder, tmp_path / "out").path)
     expected = np.concatenate([arrays["action"][1:] for arrays in episodes])
-    assert found["action"].tobytes() == expected.tobytes()
-    reader.close()
+    with converted(folder, tmp_path / "out") as reader:
+        assert column(reader, "action").tobytes() == expected.tobytes()
 
 
 def test_a_missing_shard_is_named_and_nothing_is_joined_over_it(tmp_path: Path) -> None:
     rows = rows_of_shards(random_vd4rl((8, 8, 8), channel_first=True))
     folder = write_vd4rl_shards(tmp_path / "in", rows, (5, 14, 20))
     (folder / "1.hdf5").unlink()
-    result = rbtool.convert(folder, tmp_path / "out")
-    assert "shards 1 are missing: the rows around them are not joined" in result.notes
-    assert "episode 1 begins in the middle: the rows before are missing" in result.notes
-    assert "episode 0 ends without a flag: it is unfinished, and kept" in result.notes
-    with TedReader(result.path) as reader:
+    with converted(folder, tmp_path / "out") as reader:
+        for note in (
+            "shards 1 are missing: the rows around them are not joined",
+            "episode 1 begins in the middle: the rows before are missing",
+            "episode 0 ends without a flag: it is unfinished, and kept",
+        ):
+            assert note in reader.manifest.notes
         assert reader.episodes.length.tolist() == [4, 3, 8]
         reasons = [EndReason.END_OF_FILE, EndReason.TRUNCATED, EndReason.TRUNCATED]
         assert reader.episodes.end_reason.tolist() == reasons
-        assert reader.read(("is_init",), 0, 15)[:, 0].tolist() == [True, *[False] * 6, True, *[False] * 7]
+        assert column(reader, "is_init")[:, 0].tolist() == [True, *[False] * 6, True, *[False] * 7]
 
 
-@pytest.mark.parametrize("names", [("0.hdf5", "b.hdf5"), ("a1.hdf5", "b01.hdf5")])
+@each("names", [("0.hdf5", "b.hdf5"), ("a1.hdf5", "b01.hdf5")])
 def test_shards_without_an_order_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     rows = rows_of_shards(random_vd4rl((4,), channel_first=True))
     for name in names:
         write_vd4rl_shards(tmp_path / "in", rows, name=name)
-    with pytest.raises(FormatError, match=r"no number in its name|have the same number"):
-        rbtool.convert(tmp_path / "in", tmp_path / "out")
+    refused(tmp_path / "in", r"no number in its name|have the same number")
 
 
 def test_old_files_without_flags(tmp_path: Path) -> None:
@@ -215,29 +190,24 @@ def test_old_files_without_flags(tmp_path: Path) -> None:
 def test_what_is_terminal_states_terminations_also_where_the_discount_is_0(tmp_path: Path) -> None:
     episodes = random_vd4rl((3,))
     episodes[0]["discount"][-1] = 0
-    with TedReader(rbtool.convert(write_vd4rl(tmp_path / "a", episodes), tmp_path / "out").path) as reader:
+    with converted(write_vd4rl(tmp_path / "a", episodes), tmp_path / "out") as reader:
         assert reader.episodes.end_reason.tolist() == [EndReason.TRUNCATED]
 
 
 def test_a_first_row_with_an_action_is_reported(tmp_path: Path) -> None:
     episodes = random_vd4rl((3, 4))
     episodes[1]["action"][0] = 1
-    for folder in (
-        write_vd4rl(tmp_path / "files", episodes),
-        write_vd4rl_shards(tmp_path / "shards", rows_of_shards(episodes)),
-    ):
+    shards = write_vd4rl_shards(tmp_path / "shards", rows_of_shards(episodes))
+    for folder in (write_vd4rl(tmp_path / "files", episodes), shards):
         notes = rbtool.convert(folder, tmp_path / f"{folder.name}-out").notes
         assert any("the first row of 1 episode has an action that is not 0" in note for note in notes)
 
 
 def broken(name: str, value: Any) -> Any:
-    def change(arrays: dict[str, Any]) -> None:
-        arrays[name] = value(arrays[name])
-
-    return change
+    return lambda arrays: arrays.update({name: value(arrays[name])})
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "sentence"),
     [
         (broken("is_first", lambda rows: rows[::-1]), "is_first is set in rows 5, expected only row 0"),
@@ -256,9 +226,7 @@ def test_a_bad_file_is_refused_by_name_and_left_out_with_skip_bad(tmp_path: Path
     episodes = random_vd4rl((4, 5, 3))
     change(episodes[1])
     folder = write_vd4rl(tmp_path / "in", episodes)
-    with pytest.raises(FormatError, match=sentence) as caught:
-        rbtool.convert(folder, tmp_path / "out")
-    assert "--skip-bad" in caught.value.hint
+    assert "--skip-bad" in refused(folder, sentence).hint
     result = rbtool.convert(folder, tmp_path / "out", skip_bad=True)
     assert (result.episodes, result.steps) == (2, 7)
     assert any(note.startswith("episode 1 is left out") for note in result.notes)
@@ -270,7 +238,7 @@ def test_a_file_with_a_single_row_has_no_steps(tmp_path: Path) -> None:
     result = rbtool.convert(write_vd4rl(tmp_path / "in", episodes), tmp_path / "out")
     assert (result.episodes, result.steps) == (2, 7)
     assert "episode 1 is left out: one row, which is not a step" in result.notes
-    with TedReader(result.path) as reader:
+    with open_steps(result.path) as reader:
         assert reader.episodes.episode.tolist() == [0, 2]
 
 
@@ -281,15 +249,14 @@ def test_arrays_that_are_no_rows_are_named(tmp_path: Path) -> None:
     assert {entry["key"] for entry in result.dropped_keys} == {"one", "short", "names"}
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+@each("share", [0.1, 0.5, 0.99])
 def test_cut_files_are_named(tmp_path: Path, share: float) -> None:
     files = write_vd4rl(tmp_path / "files", random_vd4rl((4, 40, 3)))
     shards = write_vd4rl_shards(tmp_path / "shards", rows_of_shards(random_vd4rl((40, 40))), (20, 50))
     for folder in (files, shards):
         file = sorted(folder.iterdir())[1]
         file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
-        with pytest.raises(CorruptDataError, match=file.name):
-            rbtool.convert(folder, tmp_path / "out")
+        refused(folder, file.name, CorruptDataError)
 
 
 def test_the_id_is_the_path_below_the_suite(tmp_path: Path) -> None:
@@ -303,8 +270,7 @@ def test_both_kinds_in_one_folder_are_refused(tmp_path: Path) -> None:
     for kind in ("64px", "84px"):
         shutil.copytree(DATA / "vd4rl" / kind, tmp_path / "in", dirs_exist_ok=True)
     assert not Vd4rlReader.recognises(tmp_path / "in")
-    with pytest.raises(RbtoolError, match="neither npz files nor HDF5 files, or both"):
-        rbtool.convert(tmp_path / "in", tmp_path / "out", format="vd4rl")
+    refused(tmp_path / "in", "neither npz files nor HDF5 files, or both", format="vd4rl")
 
 
 LARGE = """
