@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from commands import run_command
@@ -72,6 +73,11 @@ def batches_of(
 
 def _length_key(key: Any) -> Any:
     return f"{key}_length" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_length")
+
+
+def environment_of(hub: Any, folder: Path) -> dict[str, str]:
+    """The variables of a process that reads from a stand-in hub, with its cache below a folder."""
+    return {**hub.environment(folder / "home"), "RBTOOL_HOME": str(folder / "root"), "RBTOOL_RETRIES": "3:0.01"}
 
 
 def in_process(environment: Mapping[str, str], *asked: Mapping[str, Any]) -> list[Any]:

@@ -79,7 +79,7 @@ def test_every_field_is_stored_once_in_a_place_of_its_own(plan: DatasetPlan, for
         (FilledStorage.of_dataset(0), 0, None),
     ],
 )  # fmt: skip
-def test_where_the_ring_begins(filled: FilledStorage, oldest: int, last_row: int | None) -> None:
+def test_the_ring_begins_at_its_oldest_row(filled: FilledStorage, oldest: int, last_row: int | None) -> None:
     assert (filled.oldest, filled.last_row) == (oldest, last_row)
     assert FilledStorage.from_document(json.loads(filled.to_bytes()), filled.length, "here") == filled
 
@@ -89,7 +89,7 @@ def test_where_the_ring_begins(filled: FilledStorage, oldest: int, last_row: int
     [{"len": 4}, {"shape": [6]}, {"shape": []}, {"shape": "5"}, {"capacity": 4}, {"cursor": 6}, {"cursor": -1},
      {"cursor": True}, {"capacity": None}],
 )  # fmt: skip
-def test_what_contradicts_itself_is_refused(change: dict[str, object]) -> None:
+def test_contradictory_facts_are_refused(change: dict[str, object]) -> None:
     document = json.loads(FilledStorage((5,), 8, 5).to_bytes()) | change
     with pytest.raises(CorruptDataError, match=r"^here"):
         FilledStorage.from_document(document, 5, "here")

@@ -93,7 +93,7 @@ def test_a_video_without_its_end_is_damaged(path: Path) -> None:
         VideoFile(path)
 
 
-def test_what_is_no_video_is_damaged(tmp_path: Path) -> None:
+def test_a_file_that_is_no_video_is_damage(tmp_path: Path) -> None:
     for name in ("README.md", "v21/data/chunk-000/episode_000000.parquet"):
         copy = shutil.copy(DATA / name, tmp_path / "v.mp4")
         with pytest.raises(CorruptDataError, match="cannot be decoded"):

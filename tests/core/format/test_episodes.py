@@ -34,7 +34,7 @@ def test_episodes_keep_their_storage_order() -> None:
 
 
 @pytest.mark.parametrize(("text", "first"), [("25", 25), ("99", 99), ("0:30,27", 27), ("0:26,25", 25), ("1,77", 77)])
-def test_what_is_not_there_is_named(text: str, first: int) -> None:
+def test_missing_episodes_are_named(text: str, first: int) -> None:
     with pytest.raises(UsageError, match=rf"asks for episode {first}, which is not there: there are 25 \(0 to 24\)"):
         select_episodes(parse_episodes(text), range(25))
 
@@ -64,11 +64,11 @@ def test_single_numbers_select_just_themselves(chosen: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0:3", 3), ("2:,0", 4), ("70", 0), ("3:9,4", 2), ("7,8,9", 0)])
-def test_how_many_are_expected_while_numbers_are_unknown(text: str, expected: int) -> None:
+def test_the_number_of_chosen_episodes_is_estimated_from_their_count(text: str, expected: int) -> None:
     assert expected_episodes(parse_episodes(text), 5) == expected
 
 
 @pytest.mark.parametrize(("text", "count"), [("7,8,9", 2), ("0:", 0)])
-def test_what_no_numbers_can_hold_is_refused(text: str, count: int) -> None:
+def test_a_choice_of_more_episodes_than_there_are_is_refused(text: str, count: int) -> None:
     with pytest.raises(UsageError, match=f"expected a choice of the {count} that there are"):
         expected_episodes(parse_episodes(text), count)

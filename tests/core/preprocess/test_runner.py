@@ -362,7 +362,7 @@ class PartlyStarted(Scheduler):
 
 @pytest.mark.parametrize("started", [1, 2, 3])
 @pytest.mark.parametrize("ahead", [True, False])
-def test_nobody_waits_for_a_worker_that_never_starts(started: int, ahead: bool) -> None:
+def test_no_worker_waits_for_one_that_never_starts(started: int, ahead: bool) -> None:
     tasks = [Task(index, index, index + 1) for index in range(9)]
     executor = PartlyStarted(3, started)
     if ahead:

@@ -576,7 +576,7 @@ def test_dicts_arrays_tensorclasses_and_lazy_stacks_are_stored() -> None:
         ({".rbtool": {"x": BASE}}, "the nested key '.rbtool', whose place in the folder is taken"),
     ],
 )
-def test_what_cannot_be_stored_is_named(result: object, message: str) -> None:
+def test_values_that_cannot_be_stored_are_named(result: object, message: str) -> None:
     with pytest.raises(ResultRefused, match=message):
         columns_of(result, ROWS)
 

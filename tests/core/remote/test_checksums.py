@@ -62,7 +62,7 @@ def test_a_git_blob_and_an_empty_file_have_checksums(tmp_path: Path) -> None:
 @each(
     "checksum", ["", "sha256", "sha256:", "sha1:" + "0" * 40, "md5:" + "0" * 31, "md5:" + "A" * 32, "md5:" + "0" * 33]
 )
-def test_what_is_no_checksum_is_refused(checksum: str) -> None:
+def test_an_invalid_checksum_is_refused(checksum: str) -> None:
     with pytest.raises(FormatError, match="the checksum"):
         hasher(checksum, 1)
 

@@ -46,7 +46,7 @@ def test_requests_that_were_made_before_the_region_was_known_are_made_again(s3: 
         assert isinstance(refused(s3, ADDRESS, after, status, region), NetworkError)
 
 
-def test_all_that_ask_a_private_bucket_are_told_which_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_request_to_a_private_bucket_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.auth", None)
     transport = GcsTransport()
     for _ in range(2):

@@ -44,7 +44,7 @@ def test_an_address_is_written_as_it_is_read():
         "hf://me/walks?x=1", "hf://user:pw@host/me/walks", f"hf://me/{'a' * 96}", "hf://datasets/me/walks",
     ],
 )  # fmt: skip
-def test_what_is_no_address_is_refused(text):
+def test_an_invalid_address_is_refused(text):
     with pytest.raises(UsageError):
         HubAddress.parse(text)
 

@@ -194,7 +194,7 @@ def test_the_public_methods_are_final() -> None:
             broken(**{name: lambda self: None})
 
 
-def test_what_a_source_says_is_validated() -> None:
+def test_answers_of_a_source_are_validated() -> None:
     with pytest.raises(FormatError, match="lists 'a-v0' twice"):
         lists("a-v0", "a-v0")().ids()
     another = SABOTEURS["test_a_description_names_files_inside_its_folder"]["another dataset"]

@@ -289,7 +289,7 @@ for codec in sys.argv[1:]:
 """
 
 
-def test_what_is_encoded_does_not_depend_on_what_was_in_memory():
+def test_encoded_videos_do_not_depend_on_freed_memory():
     # glibc fills memory with the number when it is freed, and with its complement when it is allocated.
     found = [
         subprocess.run(

@@ -318,7 +318,7 @@ def test_numbers_become_tensors_of_the_spec() -> None:
         (Bounded(0, 1, ()), None, TypeError, "numbers"),
     ],
 )
-def test_what_cannot_be_encoded_is_refused(spec: Any, value: Any, error: type[Exception], says: str) -> None:
+def test_values_that_cannot_be_encoded_are_refused(spec: Any, value: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         spec.encode(value)
 
@@ -439,7 +439,7 @@ def test_torch_stack_is_lazy_where_one_spec_cannot_hold_all(dim: int) -> None:
         ([Composite(), Unbounded(())], "one class"),
     ],
 )
-def test_what_differs_otherwise_is_not_stacked(specs: Any, says: str) -> None:
+def test_specs_that_differ_otherwise_are_not_stacked(specs: Any, says: str) -> None:
     with pytest.raises(RuntimeError, match=says):
         torch.stack(specs)
 

@@ -149,7 +149,7 @@ def test_a_batch_is_in_if_each_of_its_categories_is_legal(
 
 
 @each("value", [0.5, math.nan, math.inf, -math.inf])
-def test_what_is_no_whole_number_is_no_category(value: float) -> None:
+def test_numbers_that_are_not_whole_are_no_categories(value: float) -> None:
     spec = Categorical(3, dtype=torch.float32)
     assert not spec.is_in(torch.tensor(value))
     assert not spec.is_in(torch.tensor([1.0, value]))

@@ -229,7 +229,7 @@ def test_the_type_check_names_the_entry() -> None:
         spec.type_check(torch.zeros(2))
 
 
-def test_a_tensorclass_can_be_asked_for() -> None:
+def test_values_may_be_a_tensorclass() -> None:
     spec = Composite(number=Categorical(4), data_cls=Reading)
     drawn = spec.rand((3,))
     assert isinstance(drawn, Reading)
@@ -329,7 +329,7 @@ def test_nested_entries_are_written_below_a_lock_of_one_level() -> None:
 
 @each("recurse", [None, True, False])
 @each("name", ["a", ("a", "b")])
-def test_what_was_locked_together_is_unlocked_together(recurse: bool | None, name: Any) -> None:
+def test_composites_that_were_locked_together_are_unlocked_together(recurse: bool | None, name: Any) -> None:
     root = Composite(a=Composite(b=Composite(x=Unbounded(()))))
     for spec in (root.lock_(), pickle.loads(pickle.dumps(root)), copy.deepcopy(root)):
         with pytest.raises(RuntimeError, match="while the outer one that locked it is locked"):

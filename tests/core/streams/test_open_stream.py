@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import streaming
 import torch
+from cases import each
 from hub import Fault, Hub
-from streaming import batches_of, in_process
+from streaming import batches_of, environment_of, in_process
 from waiting import HANG, wait_until
 
 import rbtool
@@ -25,6 +27,8 @@ from rbtool.core.testing.datasets import write_packed, write_walks
 from rbtool.core.transforms.windows import StoredFrameStack
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 12
+STEPS = sum(length for length, _ in EPISODES)
+TED = {"dataset": "hf://org/ted"}
 LAYOUTS = ("ted", "compressed", pytest.param("packed", marks=pytest.mark.slow))
 
 
@@ -34,9 +38,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("hub")
     write_walks(root / "org" / "ted", EPISODES)
     rbtool.convert(root / "org" / "ted", root / "org" / "packed", layout="packed")
-    field = {"observation": "zstd:1"}
-    compress = [f"{key}={how}" for key, how in field.items()]
-    rbtool.convert(root / "org" / "ted", root / "org" / "compressed", layout="packed", compress=compress)
+    packed = root / "org" / "compressed"
+    rbtool.convert(root / "org" / "ted", packed, layout="packed", compress=["observation=zstd:1"])
     return root
 
 
@@ -48,7 +51,7 @@ def hub(datasets: Path) -> Iterator[Hub]:
 
 @pytest.fixture
 def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
-    return hub.environment(tmp_path / "home") | {"RBTOOL_HOME": str(tmp_path / "root"), "RBTOOL_RETRIES": "3:0.01"}
+    return environment_of(hub, tmp_path)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -60,14 +63,15 @@ def test_a_stream_has_the_batches_of_the_dataset(datasets: Path, environment: di
     expected = [batches_of(str(datasets / "org" / "ted"), **one) for one in asked]
     assert found == expected
     assert found[0]["shards"] > 6
-    steps = sum(length for length, _ in EPISODES)
-    assert sorted(step for batch in found[0]["steps"] for step in batch) == list(range(steps))
+    assert sorted(step for batch in found[0]["steps"] for step in batch) == list(range(STEPS))
     assert found[2]["steps"] == found[0]["steps"][5:]
 
 
 def test_rows_shards_and_ensembles_are_those_of_the_dataset(datasets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rbtool.load_dataset(datasets / "org" / "ted")
-    for batch in rbtool.load_dataset(datasets / "org" / "packed", 16, streaming=True, seed=0):
+    batches = list(rbtool.load_dataset(datasets / "org" / "packed", 16, streaming=True, seed=0))
+    assert sum(map(len, batches)) == STEPS
+    for batch in batches:
         assert (batch.exclude("index") == whole.storage.get(batch["index"])).all()
     stream = rbtool.load_dataset(datasets / "org" / "ted", 8, streaming=True, seed=0)
     other = rbtool.load_dataset(datasets / "org" / "packed", 8, seed=0)
@@ -89,9 +93,9 @@ def test_a_script_that_ends_with_an_open_stream_is_silent(environment: dict[str,
 
 
 def test_a_second_stream_fetches_nothing_again(hub: Hub, environment: dict[str, str]) -> None:
-    in_process(environment, {"dataset": "hf://org/ted"})
+    in_process(environment, TED)
     before = len(hub.requests)
-    in_process(environment, {"dataset": "hf://org/ted"})
+    in_process(environment, TED)
     assert {asked.path.split("?")[0].split("/")[1] for asked in hub.requests[before:]} == {"api"}
     assert any(asked.status == 206 for asked in hub.requests[:before])
 
@@ -101,55 +105,49 @@ def test_a_second_stream_fetches_nothing_again(hub: Hub, environment: dict[str, 
 )
 def test_a_network_that_is_interrupted_changes_nothing(datasets, hub, environment, kind) -> None:
     hub.faults.append(Fault("GET .*memmap", kind, times=6))
-    found = in_process(environment, {"dataset": "hf://org/ted"})[0]
-    assert found == batches_of(str(datasets / "org" / "ted"))
+    assert in_process(environment, TED)[0] == batches_of(str(datasets / "org" / "ted"))
+    assert not hub.faults[0].times
 
 
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        (Fault("GET .*memmap", "status:401", times=99), "AuthorisationError"),
+        (Fault("GET .*observation.memmap", "status:401", times=99), "AuthorisationError"),
         pytest.param(Fault("GET .*memmap", "status:404", times=99), "StaleListing", marks=pytest.mark.slow),
         (Fault("GET .*memmap", "status:429", times=99, headers={"Retry-After": "9999"}), "NetworkError"),
         pytest.param(Fault("GET .*memmap", "reset", times=99), "NetworkError", marks=pytest.mark.slow),
         pytest.param(Fault("GET /api", "status:401", times=99), "AuthorisationError", marks=pytest.mark.slow),
     ],
 )
-def test_a_remote_that_refuses_is_one_sentence(hub: Hub, environment: dict[str, str], fault: Fault, error: str) -> None:
+def test_a_remote_that_refuses_is_one_sentence(datasets, hub, environment, fault: Fault, error: str) -> None:
     hub.faults.append(fault)
-    found = in_process(environment, {"dataset": "hf://org/ted"}, {"dataset": "hf://org/ted"})
-    assert {one.get("error") for one in found} == {error}
+    found = in_process(environment, TED, TED)
+    assert [one.get("error") for one in found] == [error, error]
     assert "\n" not in found[0]["message"]
-
-
-def test_a_stream_continues_where_the_network_failed(datasets: Path, hub: Hub, environment: dict[str, str]) -> None:
-    hub.faults.append(Fault("GET .*observation.memmap", "status:401", times=99))
-    assert in_process(environment, {"dataset": "hf://org/ted"})[0]["error"] == "AuthorisationError"
     hub.faults.clear()
-    assert in_process(environment, {"dataset": "hf://org/ted"})[0] == batches_of(str(datasets / "org" / "ted"))
+    assert in_process(environment, TED)[0] == batches_of(str(datasets / "org" / "ted"))
 
 
-@pytest.mark.parametrize("dataset", ["hf://org/missing", "hf://org/empty"])
-def test_what_is_no_dataset_is_not_found(hub: Hub, environment: dict[str, str], dataset: str, tmp_path: Path) -> None:
+def test_a_repository_without_a_dataset_is_not_found(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     hub.root = tmp_path / "hub"
     (hub.root / "org" / "empty").mkdir(parents=True)
     (hub.root / "org" / "empty" / "README.md").write_text("nothing")
     hub.rescan()
-    assert in_process(environment, {"dataset": dataset})[0]["error"] == "DatasetNotFoundError"
+    found = in_process(environment, {"dataset": "hf://org/missing"}, {"dataset": "hf://org/empty"})
+    assert [one["error"] for one in found] == ["DatasetNotFoundError"] * 2
 
 
-@pytest.mark.parametrize("dataset", ["hf://org", "hf://org/a/b", "hf:///a", "hf://org/../x"])
-def test_what_is_no_address_is_refused(dataset: str) -> None:
+@each("dataset", ["hf://org", "hf://org/a/b", "hf:///a", "hf://org/../x"])
+def test_an_invalid_address_is_refused(dataset: str) -> None:
     with pytest.raises(rbtool.UsageError, match="not the address of a dataset"):
         rbtool.load_dataset(dataset, streaming=True)
 
 
-def test_a_cache_of_another_size_is_refused(environment: dict[str, str]) -> None:
-    found = in_process(environment, {"dataset": "hf://org/ted", "window": 6, "cache_size": "100kB"})[0]
+def test_a_cache_that_is_too_small_is_refused(environment: dict[str, str]) -> None:
+    found = in_process(environment, TED | {"window": 6, "cache_size": "100kB"})[0]
     assert found["error"] == "UsageError"
     assert "a smaller window" in found["hint"]
-    found = in_process(environment | {"RBTOOL_OFFLINE": "1"}, {"dataset": "hf://org/ted"})[0]
-    assert found["error"] == "NetworkError"
+    assert in_process(environment | {"RBTOOL_OFFLINE": "1"}, TED)[0]["error"] == "NetworkError"
 
 
 # The cache ------------------------------------------------------------------------------------------
@@ -161,13 +159,13 @@ def bytes_below(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_the_cache_stays_within_its_size(environment: dict[str, str], tmp_path: Path) -> None:
-    found = in_process(environment, {"dataset": "hf://org/ted", "window": 1, "cache_size": "400kB"})
+    found = in_process(environment, TED | {"window": 1, "cache_size": "400kB"})
     assert "error" not in found[0]
     assert 0 < bytes_below(tmp_path / "root") <= 400_000
 
 
 def test_the_environment_states_the_size_of_the_cache(environment: dict[str, str], tmp_path: Path) -> None:
-    asked = {"dataset": "hf://org/ted", "window": 1}
+    asked = TED | {"window": 1}
     found = in_process(environment | {"RBTOOL_CACHE_SIZE": "400kB"}, asked)
     assert "error" not in found[0]
     assert 0 < bytes_below(tmp_path / "root") <= 400_000
@@ -176,7 +174,7 @@ def test_the_environment_states_the_size_of_the_cache(environment: dict[str, str
 
 
 def test_the_cache_is_listed_and_pruned(environment: dict[str, str], tmp_path: Path) -> None:
-    in_process(environment, {"dataset": "hf://org/ted", "limit": 3})
+    in_process(environment, TED | {"limit": 3})
     root = tmp_path / "root"
     [entry] = [one for one in rbtool.cache.ls(root=root).entries if one.what == "stream"]
     assert (entry.in_use, entry.prunable) == (False, True)
@@ -201,8 +199,7 @@ def test_a_copy_of_a_stream_that_was_pruned_fetches_again(environment: dict[str,
 
 @pytest.mark.slow
 def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]) -> None:
-    asked = '[{"dataset": "hf://org/ted", "cache_size": "400kB", "window": 2}]'
-    command = [sys.executable, streaming.__file__, asked]
+    command = [sys.executable, streaming.__file__, json.dumps([TED | {"cache_size": "400kB", "window": 2}])]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = [process.communicate(timeout=HANG)[0] for process in running]
     assert answers[0] == answers[1]
@@ -210,8 +207,8 @@ def test_two_processes_share_a_cache(datasets: Path, environment: dict[str, str]
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_process_that_is_killed_leaves_nothing_half(datasets, hub, environment, times) -> None:
-    command = [sys.executable, streaming.__file__, '[{"dataset": "hf://org/ted"}]']
+def test_a_killed_process_leaves_no_half_shard(datasets, hub, environment, times) -> None:
+    command = [sys.executable, streaming.__file__, json.dumps([TED])]
     for _ in range(times):
         hub.faults.append(Fault("GET .*reward.memmap", "stall:60"))
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -219,13 +216,13 @@ def test_a_process_that_is_killed_leaves_nothing_half(datasets, hub, environment
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         hub.faults.clear()
-    assert in_process(environment, {"dataset": "hf://org/ted"})[0] == batches_of(str(datasets / "org" / "ted"))
+    assert in_process(environment, TED)[0] == batches_of(str(datasets / "org" / "ted"))
 
 
 # Arguments ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "message"),
     [
         ({"mode": "r+"}, "mode is set, expected only without streaming=True"),
@@ -236,7 +233,7 @@ def test_a_process_that_is_killed_leaves_nothing_half(datasets, hub, environment
         ({"cache_size": 0}, "is not a size"),
     ],
 )
-def test_what_a_stream_does_not_have_is_refused(datasets: Path, options: Any, message: str) -> None:
+def test_options_that_a_stream_does_not_have_are_refused(datasets: Path, options: Any, message: str) -> None:
     with pytest.raises(rbtool.UsageError, match=message):
         rbtool.load_dataset(datasets / "org" / "ted", streaming=True, **options)
 
@@ -278,17 +275,17 @@ def walks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("padding", ["same", "constant"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("layout", ["ted", "packed", "small"])
+@each("padding", ["same", "constant"])
 def test_frames_are_stacked_as_in_the_dataset(walks: Path, layout: str, sampler: str, padding: Any) -> None:
-    frames = StoredFrameStack(4, "observation", dim=-2, padding=padding)
-    buffer = rbtool.load_dataset(
-        walks / layout, 6, streaming=True, sampler=SAMPLERS[sampler](), transform=frames, seed=0
-    )
-    whole = rbtool.load_dataset(walks / layout, transform=StoredFrameStack(4, "observation", dim=-2, padding=padding))
-    assert len(buffer.storage.shards) > 2
-    batches = list(buffer)
+    def opened(*batch_size: int, **options: Any) -> Any:
+        frames = StoredFrameStack(4, "observation", dim=-2, padding=padding)
+        return rbtool.load_dataset(walks / layout, *batch_size, transform=frames, **options)
+
+    stream, whole = opened(6, streaming=True, sampler=SAMPLERS[sampler](), seed=0), opened()
+    assert len(stream.storage.shards) > 2
+    batches = list(stream)
     assert len(batches) >= (5 if sampler == "steps" else 2)
     for batch in batches:
         rows = whole[batch["index"].reshape(-1)]
@@ -304,12 +301,12 @@ def test_a_stream_has_no_other_episodes_than_its_own(walks: Path) -> None:
 
 def test_frames_of_slices_of_a_stream_are_stacked_in_the_batch(walks: Path) -> None:
     sampler = rbtool.StreamSliceSampler(slice_len=5, batched=True, strict_length=False, shuffle=False)
-    for batch in rbtool.load_dataset(
-        walks / "ted", 10, streaming=True, sampler=sampler, transform=rbtool.FrameStack(2, "observation", dim=-1)
-    ):
+    options: Any = {"streaming": True, "sampler": sampler, "transform": rbtool.FrameStack(2, "observation", dim=-1)}
+    batches, whole = list(rbtool.load_dataset(walks / "ted", 10, **options)), rbtool.load_dataset(walks / "ted")
+    assert batches
+    for batch in batches:
         assert batch.batch_size[1] == 5
-        rows = rbtool.load_dataset(walks / "ted").storage.get(batch["index"].reshape(-1))["observation"]
-        assert torch.equal(batch["observation"][..., 3:], rows.reshape(*batch.batch_size, 3))
-        before = batch["observation"][:, 1:, :3]
+        frames = whole.storage.get(batch["index"].reshape(-1))["observation"].reshape(*batch.batch_size, 3)
+        assert torch.equal(batch["observation"][..., 3:], frames)
         real = batch["collector", "mask"][:, 1:]
-        assert torch.equal(before[real], rows.reshape(*batch.batch_size, 3)[:, :-1][real])
+        assert torch.equal(batch["observation"][:, 1:, :3][real], frames[:, :-1][real])

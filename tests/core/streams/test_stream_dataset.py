@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import EPISODES as RAGGED
@@ -29,6 +30,7 @@ from rbtool.core.testing.datasets import write_walks
 
 EPISODES: Any = [(6, "terminated"), (1, "truncated"), (9, "open"), (11, "both")] * 4
 STEPS = sum(length for length, _ in EPISODES)
+SLOW = pytest.mark.slow
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata 0.11 calls it
@@ -56,6 +58,12 @@ def steps(batches: Any) -> list[int]:
     return [row for batch in rows(batches) for row in batch]
 
 
+def advance(made: Any, count: int) -> None:
+    """Take some batches, or all if there are fewer."""
+    for _ in itertools.islice(iter(made) if count else (), count):
+        pass
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_workers_have_every_step_once_and_epochs_differ(stream: Any, workers: int) -> None:
     made = loader(stream(), workers)
@@ -71,7 +79,7 @@ def test_persistent_workers_go_on_with_the_next_epoch(stream: Any) -> None:
     assert [steps(kept) for _ in range(3)] == [steps(fresh) for _ in range(3)]
 
 
-@pytest.mark.slow
+@SLOW
 def test_spawned_workers_have_the_same_batches(stream: Any) -> None:
     assert steps(loader(stream(), 1, multiprocessing_context="spawn")) == steps(stream())
 
@@ -92,20 +100,14 @@ def test_workers_without_a_shard_have_no_batch(stream: Any, monkeypatch: pytest.
     assert sorted(steps(loader(stream(), 3))) == list(range(STEPS))
 
 
-@pytest.mark.parametrize("taken", [0, 1, 7, 999])
+@each("taken", [0, 1, 7, 999])
 def test_a_pass_continues_after_any_batch(stream: Any, taken: int) -> None:
+    whole = stream()
+    passes = [rows(whole), rows(whole)]
     first, again = stream(), stream(seed=5)
-    whole = [*rows(first), *rows(first)]
-    count = len(rows(stream()))
-    first = stream()
-    for number, _ in enumerate(first, 1):
-        if number == taken:
-            break
-    if taken:
-        again.load_state_dict(first.state_dict())
-    else:
-        again.load_state_dict(stream().state_dict())
-    assert [*rows(again), *rows(again)] == whole[min(taken, count) :]
+    advance(first, taken)
+    again.load_state_dict(first.state_dict())
+    assert [*rows(again), *rows(again)] == [*passes[0][taken:], *passes[1]]
 
 
 def test_states_are_of_their_part_and_their_loader(stream: Any) -> None:
@@ -132,38 +134,31 @@ def test_a_stateful_loader_continues(stream: Any, workers: int, taken: int) -> N
     def made(seed: int) -> Any:
         return torchdata.StatefulDataLoader(stream(seed=seed), batch_size=None, num_workers=workers)
 
-    first = made(0)
-    whole = rows(first)
-    loader = made(0)
-    for number, _ in enumerate(loader, 1):
-        if number == taken:
-            break
-    again = made(5)
-    again.load_state_dict(loader.state_dict())
+    whole = rows(made(0))
+    assert len(whole) >= taken
+    first, again = made(0), made(5)
+    advance(first, taken)
+    again.load_state_dict(first.state_dict())
     assert rows(again) == whole[taken:]
 
 
-def test_what_is_no_stream_is_refused(tmp_path: Path) -> None:
+def test_arguments_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", EPISODES)
-    buffer: Any = rbtool.load_dataset(tmp_path / "walks", 5)
-    with pytest.raises(rbtool.UsageError, match="expected a stream"):
-        rbtool.StreamDataset(buffer)
-    with pytest.raises(rbtool.UsageError, match="no batch size"):
-        rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", streaming=True))
-    with pytest.raises(rbtool.UsageError, match="prefetch"):
-        rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True, prefetch=2))
-    with pytest.raises(rbtool.UsageError, match="no seed in common"):
-        rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True), rank=0, world_size=2)
-    for seed in (-1, 1.5):
-        with pytest.raises(rbtool.UsageError, match=f"the seed is {seed}"):
-            rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", 5, streaming=True), seed=seed)  # type: ignore[arg-type]
 
-
-def test_a_batch_size_that_slices_do_not_divide_is_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
-    write_walks(tmp_path / "walks", EPISODES)
-    sampler = rbtool.StreamSliceSampler(slice_len=3)
-    with pytest.raises(rbtool.SchemaError, match="5 is not divisible by slice_len=3"):
-        rbtool.load_dataset(tmp_path / "walks", 5, sampler=sampler, streaming=True)
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"batch_size": 5}, {}, "expected a stream"),
+        ({"streaming": True}, {}, "no batch size"),
+        ({"batch_size": 5, "streaming": True, "prefetch": 2}, {}, "prefetch"),
+        ({"batch_size": 5, "streaming": True}, {"rank": 0, "world_size": 2}, "no seed in common"),
+        ({"batch_size": 5, "streaming": True}, {"seed": -1}, "the seed is -1"),
+        ({"batch_size": 5, "streaming": True}, {"seed": 1.5}, "the seed is 1.5"),
+    ]
+    for opened, options, message in cases:
+        with pytest.raises(rbtool.UsageError, match=message):
+            rbtool.StreamDataset(rbtool.load_dataset(tmp_path / "walks", **opened), **options)
+    slices = rbtool.StreamSliceSampler(slice_len=3)
+    with pytest.raises(rbtool.SchemaError, match="5 is not divisible by slice_len=3"):  # when the stream is opened
+        rbtool.load_dataset(tmp_path / "walks", 5, sampler=slices, streaming=True)
 
 
 # Other numbers of ranks and workers ------------------------------------------------------------------
@@ -196,11 +191,9 @@ SHARDS = st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=4, max_size=
 
 
 def sampler(options: Any, slices: bool) -> Any:
-    return (
-        rbtool.StreamSliceSampler(slice_len=2, strict_length=False, **options)
-        if slices
-        else rbtool.StreamSampler(**options)
-    )
+    if slices:
+        return rbtool.StreamSliceSampler(slice_len=2, strict_length=False, **options)
+    return rbtool.StreamSampler(**options)
 
 
 def ranks_of(lengths: Any, division: Division, make: Any) -> list[tuple[int, int, rbtool.StreamDataset]]:
@@ -256,7 +249,7 @@ def test_any_ranks_and_workers_draw_what_others_left(
 
 
 @pytest.mark.parametrize(("before", "after"), [((3, 2), (2, 1)), ((2, 0), (5, 1)), ((1, 3), (1, 0))])
-def test_loaders_go_on_with_other_ranks_and_workers(
+def test_loaders_continue_with_other_ranks_and_workers(
     stream: Any, before: tuple[int, int], after: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 700)
@@ -281,14 +274,9 @@ def test_loaders_go_on_with_other_ranks_and_workers(
 
 @pytest.mark.parametrize(
     ("workers", "persistent"),
-    [
-        (0, False),
-        (1, True),
-        (3, False),
-        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((1, False), (3, True))),
-    ],
+    [(0, False), (1, True), (3, False), pytest.param(1, False, marks=SLOW), pytest.param(3, True, marks=SLOW)],
 )
-def test_a_loader_of_a_stream_goes_on_with_the_very_next_batch(stream: Any, workers: int, persistent: bool) -> None:
+def test_a_loader_of_a_stream_continues_with_the_next_batch(stream: Any, workers: int, persistent: bool) -> None:
     def made(seed: int) -> rbtool.TorchLoader:
         return rbtool.TorchLoader(stream(seed), num_workers=workers, device="cpu", persistent_workers=persistent)
 
@@ -299,9 +287,7 @@ def test_a_loader_of_a_stream_goes_on_with_the_very_next_batch(stream: Any, work
     for count in (0, 1, 4, len(whole[1])) if workers < 2 else (4, len(whole[1])):
         one = made(0)
         rows(one)
-        for number, _ in enumerate(iter(one) if count else (), 1):
-            if number == count:
-                break
+        advance(one, count)
         again.load_state_dict(one.state_dict())
         assert [rows(again), rows(again)] == [whole[1][count:], whole[2]]
 
@@ -362,14 +348,11 @@ def test_states_that_are_not_all_of_one_epoch_are_refused(stream: Any, tmp_path:
 def test_larger_batches_than_what_is_left_end_the_pass(stream: Any, tmp_path: Path) -> None:
     def made(batch_size: int) -> rbtool.StreamDataset:
         sampler = rbtool.StreamSampler(drop_last=True)
-        return rbtool.StreamDataset(
-            rbtool.load_dataset(tmp_path / "walks", batch_size, streaming=True, sampler=sampler), seed=0
-        )
+        buffer = rbtool.load_dataset(tmp_path / "walks", batch_size, streaming=True, sampler=sampler)
+        return rbtool.StreamDataset(buffer, seed=0)
 
     one, other = made(4), made(40)
-    batches = iter(one)
-    for _ in range(STEPS // 4 - 1):
-        next(batches)
+    advance(one, STEPS // 4 - 1)
     other.load_state_dict(one.state_dict())
     passes = [steps(other) for _ in range(3)]
     assert [len(found) for found in passes] == [0, STEPS // 40 * 40, STEPS // 40 * 40]

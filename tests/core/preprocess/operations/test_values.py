@@ -233,7 +233,7 @@ def test_values_that_are_not_finite_are_kept_and_do_not_count(rows, work, do):
     assert np.isnan(found["nothing"]).all()
 
 
-def test_constants_are_of_the_rows_and_fields_asked_for(rows, work, do):
+def test_constants_are_those_of_the_requested_rows_and_fields(rows, work, do):
     made = rows([9, 9], x=np.arange(18.0))
     found = do(made, where="x < 4 or x >= 14", normalize="x:min-max")
     assert found["x"].tolist() == pytest.approx([(v - 8.5) / 8.5 for v in (0, 1, 2, 3, 14, 15, 16, 17)])
