@@ -34,6 +34,7 @@ from ..format.syncing import Durable
 from ..options import PathLike
 from ..progress import Silent
 from ..storages.base import Storage, register_checkpointer
+from ..storages.cursors import newest_row
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..storages.packed import PackedRecording
 from ..storages.pytree import is_tree, tree_spec_of
@@ -155,7 +156,10 @@ class EpisodeCheckpointer(StorageCheckpointerBase):
             return storage
         source = _tensor_storage(storage)
         data = self._through_save_hooks(source, source[:], path)
-        return TensorStorage(data, device="auto", ndim=source.ndim)
+        hooked = TensorStorage(data, device="auto", ndim=source.ndim)
+        if hooked.shape == source.shape:
+            hooked.last_cursor = newest_row(source)  # a full ring does not continue at row 0
+        return hooked
 
     def _place(self, folder: Path) -> Path:
         """Return the file or folder with the checkpoint.

@@ -652,3 +652,18 @@ def test_memory_is_bounded(tmp_path: Path, form: str, lanes: tuple[int, ...]) ->
     finally:
         tracemalloc.stop()
     assert torch.equal(target[:]["next", "observation"], source[:]["next", "observation"])
+
+
+def test_save_hooks_keep_the_order_of_a_full_ring(tmp_path: Path) -> None:
+    saver = FlatStorageCheckpointer()
+    saver.register_save_hook(lambda data, path: data)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10, checkpointer=saver))
+    number, end = torch.arange(13.0)[:, None], torch.zeros(13, 1).bool()
+    after = {"number": number + 1, "done": end, "terminated": end, "truncated": end}
+    buffer.extend(TensorDict({"number": number, "next": after}, [13]))
+    buffer.dumps(tmp_path / "saved")
+    larger = ReplayBuffer(storage=LazyTensorStorage(15, checkpointer=FlatStorageCheckpointer()))
+    larger.loads(tmp_path / "saved")
+    assert larger[:]["number"].flatten().tolist() == list(range(3, 13))
+    with open_steps(tmp_path / "saved" / "storage") as steps:
+        assert steps.read(("number",), 0, 10).flatten().tolist() == list(range(3, 13))
