@@ -46,12 +46,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work(prepared: Path) -> Iterator[Path]:
-    """The jobs' folder, in memory where there is such a place: thousands of fsyncs wait for no disk there."""
+def memory() -> Iterator[Path]:
+    """A folder in memory where there is such a place: thousands of fsyncs wait for no disk there."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        shutil.copytree(prepared, Path(place) / "work")
-        yield Path(place) / "work"
+        yield Path(place)
+
+
+@pytest.fixture
+def work(prepared: Path, memory: Path) -> Path:
+    """The jobs' folder."""
+    return Path(shutil.copytree(prepared, memory / "work"))
 
 
 @pytest.fixture

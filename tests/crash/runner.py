@@ -94,24 +94,17 @@ def _download(dest: Path) -> None:
     rbtool.download("minari", DOWNLOADED, root=dest.parents[2], force=True)
 
 
-def _dump(form: str, dest: Path, rows: int) -> None:
-    """Save the episodes of a small buffer, which a killed process would have been training from."""
+def _dump(form: str, dest: Path, rows: int, *, compatible: bool = False) -> None:
+    """Save the episodes of a small buffer, from which a killed process would have trained; if asked, for TorchRL."""
     from buffers_of_episodes import BufferPlan
 
     import rbtool
 
-    storage = BufferPlan(rows, (rows, 9), ends=0.1, seed=rows, oddities=("jumps", "agents", "types")).buffer()._storage
-    getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")().dumps(storage, dest)
-
-
-def _exchange(form: str, dest: Path, rows: int) -> None:
-    """Save the episodes of a small buffer as TorchRL reads them."""
-    from buffers_of_episodes import BufferPlan
-
-    import rbtool
-
-    storage = BufferPlan(rows, (rows,), ends=0.1, seed=rows, oddities=("specials",)).buffer()._storage
-    getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")(compatible=True).dumps(storage, dest)
+    plan = BufferPlan(rows, (rows, 9), ends=0.1, seed=rows, oddities=("jumps", "agents", "types"))
+    if compatible:
+        plan = BufferPlan(rows, (rows,), ends=0.1, seed=rows, oddities=("specials",))
+    checkpointer = getattr(rbtool, f"{form.capitalize()}StorageCheckpointer")(compatible=compatible)
+    checkpointer.dumps(plan.buffer()._storage, dest)
 
 
 def _preprocess(source: Path, options: Mapping[str, Any], dest: Path, **more: Any) -> None:
@@ -144,8 +137,8 @@ def _jobs(work: Path) -> dict[str, Job]:
     for name, options in PREPROCESSING.items():
         jobs[name] = partial(_preprocess, work / _SHARED.get(name, "dataset"), options)
     for form in forms[1:]:
-        jobs[f"dump-{form}"] = lambda dest, form=form: _dump(form, dest, 60)  # type: ignore[misc]
-        jobs[f"exchange-{form}"] = lambda dest, form=form: _exchange(form, dest, 60)  # type: ignore[misc]
+        jobs[f"dump-{form}"] = partial(_dump, form, rows=60)
+        jobs[f"exchange-{form}"] = partial(_dump, form, rows=60, compatible=True)
         jobs[f"give-{form}"] = lambda dest, form=form: rbtool.checkpoint.save(  # type: ignore[misc]
             data, dest, form=form, for_library="torchrl", force=True
         )
@@ -348,10 +341,8 @@ def _reference(options: argparse.Namespace, job: Job) -> tuple[str, Course]:
 def _put_older(options: argparse.Namespace, dest: Path) -> str:
     """Put other data to the destination, for the job to replace."""
     verb, _, form = options.job.partition("-")
-    if verb == "dump":
-        _dump(form, dest, 20)
-    elif verb == "exchange":
-        _exchange(form, dest, 20)
+    if verb in {"dump", "exchange"}:
+        _dump(form, dest, 20, compatible=verb == "exchange")
     elif verb == "give":
         rbtool.checkpoint.save(options.work / "older", dest, form=form, for_library="torchrl")
     elif verb == "mix":

@@ -3,8 +3,7 @@
 import itertools
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,14 +22,6 @@ from rbtool import (
     TensorDictReplayBuffer,
     TensorStorageCheckpointer,
 )
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder in memory where there is such a place: a thousand saves wait for no disk there."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        yield Path(place)
 
 
 def require_old_or_new(folder: Path, job: Job, state_of: Callable[[Path], str], strikes: int | None) -> None:
@@ -101,9 +92,9 @@ EVERY_DAY = [*(("default", durable) for durable in DURABLE), ("flat", "full"), (
     ],
 )
 def test_killed_anywhere_the_checkpoint_is_old_or_new(
-    folder: Path, kind: str, durable: str, strikes: int | None
+    memory: Path, kind: str, durable: str, strikes: int | None
 ) -> None:
-    buffer_of(kind, "old").dumps(folder / "older")
+    buffer_of(kind, "old").dumps(memory / "older")
     new = buffer_of(kind, "new")
 
     def job(dest: Path) -> None:
@@ -112,7 +103,7 @@ def test_killed_anywhere_the_checkpoint_is_old_or_new(
         else:
             new.dumps(dest, durable=durable)  # type: ignore[arg-type]
 
-    require_old_or_new(folder, job, lambda dest: state_of(kind, dest), strikes)
+    require_old_or_new(memory, job, lambda dest: state_of(kind, dest), strikes)
 
 
 # An ensemble, with all members of one time.
@@ -146,9 +137,9 @@ def members_of(dest: Path, *, parts: bool) -> str:
 
 @pytest.mark.parametrize("parts", [False, True], ids=["buffer", "storage"])
 @pytest.mark.parametrize("strikes", [6, pytest.param(None, marks=pytest.mark.slow)])
-def test_killed_anywhere_the_ensemble_is_old_or_new(folder: Path, parts: bool, strikes: int | None) -> None:
+def test_killed_anywhere_the_ensemble_is_old_or_new(memory: Path, parts: bool, strikes: int | None) -> None:
     older, newer = (ensemble(sizes, float(name == "new")) for name, sizes in MEMBERS.items())
     old, new = ((one.storage if parts else one) for one in (older, newer))
     assert isinstance(old, StorageEnsemble) is parts
-    old.dumps(folder / "older")
-    require_old_or_new(folder, new.dumps, lambda dest: members_of(dest, parts=parts), strikes)
+    old.dumps(memory / "older")
+    require_old_or_new(memory, new.dumps, lambda dest: members_of(dest, parts=parts), strikes)
