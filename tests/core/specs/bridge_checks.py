@@ -227,7 +227,8 @@ def our_composite_takes_their_data_without_tensors() -> None:
     spec = rb.Composite(x=theirs)
     assert spec.rand()["x", "text"] == "go"
     assert spec["x", "none"] is None
-    assert rb.Composite(x=data.NonTensor((3,), example_data="go", batched=True)).rand()["x"].batch_size == (3,)
+    batched = rb.Composite(x=data.NonTensor((3,), example_data="go", batched=True))["x"]
+    assert batched.rand().batch_size == (3,)
     choice = rb.Composite(x=data.Choice([data.Bounded(0, 1, (2,)), data.Bounded(5, 6, (2,))]))
     assert choice.is_in(choice.rand())
 
