@@ -43,3 +43,13 @@ def in_loops(suite: Any) -> Any:
         if name.startswith("test_") and "case" in inspect.signature(getattr(suite, name)).parameters:
             setattr(suite, name, each("case", suite.cases())(getattr(suite, name)))
     return suite
+
+
+def suite_of(suite: type, **makers: Callable[[], Any]) -> type:
+    """Make a suite in which each test of a contract runs with the results of several `make` functions, by name."""
+    suites = {name: type(name, (suite,), {"make": staticmethod(make)}) for name, make in makers.items()}
+
+    def looped(test: str) -> Callable[..., None]:
+        return each("kind", suites)(lambda self, kind: getattr(suites[kind](), test)())
+
+    return type(suite.__name__, (), {name: looped(name) for name in dir(suite) if name.startswith("test_")})

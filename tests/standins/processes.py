@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import importlib
 import json
+import multiprocessing
 import os
 import pty
 import signal
@@ -22,7 +23,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -79,6 +80,34 @@ def run_forked(script: str, *arguments: object) -> subprocess.CompletedProcess[s
         process.wait()
         out, err = process.read()
     return subprocess.CompletedProcess([script, *arguments], code, out, err)
+
+
+class ChildError(Exception):
+    """The error of a function in another process, as text."""
+
+
+def in_a_child(act: Callable[..., Any], *arguments: Any, method: str = "fork") -> Any:
+    """Call a function in another process, and return what it returned; raise `ChildError` if it failed."""
+    context = multiprocessing.get_context(method)
+    answers, told = context.Pipe(duplex=False)
+    process = context.Process(target=_tell, args=(told, act, *arguments))
+    process.start()
+    told.close()
+    failed, said = answers.recv()
+    process.join()
+    if failed:
+        raise ChildError(said)
+    return said
+
+
+def _tell(told: Any, act: Callable[..., Any], *arguments: Any) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    try:
+        told.send((False, act(*arguments)))
+    except Exception as error:
+        told.send((True, f"{type(error).__name__}: {error}"))
 
 
 class Interpreter:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import errno
 import gc
-import multiprocessing
 import os
 import random
 import subprocess
@@ -20,8 +19,9 @@ from typing import Any
 
 import pytest
 import torch
+from processes import in_a_child
 from tensordict import TensorDict
-from waiting import HANG
+from waiting import HANG, wait_until
 
 import rbtool
 from rbtool import (
@@ -99,11 +99,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_holds_the_rows_as_of_the_call(kind: str, tmp_path: Path, disk: Disk) -> None:
+def test_a_background_dump_holds_the_rows_as_of_the_call(kind: str, tmp_path: Path, disk: Disk) -> None:
     buffer = buffer_of(kind)
     handle = buffer.dumps(tmp_path / "saved", background=True)
     assert isinstance(handle, BackgroundDump)
-    buffer.extend(rows(1000, 45))  # writers go on, over the first rows, too
+    buffer.extend(rows(1000, 45))  # also over the first rows
     assert not handle.done()
     assert not (tmp_path / "saved").exists()
     with pytest.raises(TimeoutError):
@@ -127,8 +127,8 @@ def test_the_next_dump_to_a_destination_waits(tmp_path: Path, disk: Disk) -> Non
     buffer.extend(rows(40, 3))  # which does not keep writers waiting
     disk.ready.set()
     second.join()
-    first.result()
-    elsewhere.result()
+    for handle in (first, elsewhere):
+        handle.result()
     assert loaded(tmp_path / "saved") == list(range(43))
     assert loaded(tmp_path / "elsewhere") == list(range(30))
 
@@ -159,32 +159,33 @@ def test_a_failure_that_nobody_asks_for_is_reported(tmp_path: Path, disk: Disk, 
         warnings.simplefilter("always")
         if fails_first:
             disk.ready.set()
-            while not handle.done():
-                time.sleep(0.01)
+            wait_until(handle.done, "the end of the dump")
         del handle
         gc.collect()
         disk.ready.set()
         for thread in threading.enumerate():
             if thread.name == "rbtool-dump":
                 thread.join()
-    assert [one.category for one in found] == [RuntimeWarning]
-    assert str(tmp_path / "saved") in str(found[0].message)
-    assert "broken" in str(found[0].message)
+    ((message, category),) = [(str(one.message), one.category) for one in found]
+    assert category is RuntimeWarning
+    assert str(tmp_path / "saved") in message
+    assert "broken" in message
 
 
-def test_a_success_that_nobody_asks_for_is_no_news(tmp_path: Path) -> None:
+def test_a_success_that_nobody_asks_for_is_not_reported(tmp_path: Path) -> None:
     for _ in range(3):
         buffer_of().dumps(tmp_path / "saved", background=True)
     buffer_of(count=7).dumps(tmp_path / "saved")
     assert loaded(tmp_path / "saved") == list(range(7))
 
 
-def test_what_fails_at_the_call_is_raised_there(tmp_path: Path) -> None:
+def test_errors_of_the_call_are_raised_there(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.txt").write_text("x")
     with pytest.raises(UsageError, match=r"mine\.txt"):
         buffer_of().dumps(tmp_path / "notes", background=True)
-    buffer_of().dumps(tmp_path / "saved", background=True).result()  # and the destination is free again
+    (tmp_path / "notes" / "mine.txt").unlink()
+    buffer_of().dumps(tmp_path / "notes", background=True).result()  # the destination is not taken any more
 
 
 @pytest.fixture
@@ -278,36 +279,20 @@ def test_the_end_of_the_program_waits_for_it(tmp_path: Path, state: str) -> None
     assert ("RuntimeWarning: the background dump to" in done.stderr) == (state == "broken"), done.stderr
 
 
-def test_a_forked_process_has_no_part_in_it(tmp_path: Path, disk: Disk) -> None:
+def test_a_forked_child_cannot_wait_for_the_dump_and_makes_its_own(tmp_path: Path, disk: Disk) -> None:
     buffer = buffer_of()
     handle = buffer.dumps(tmp_path / "saved", background=True)
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            with pytest.raises(UsageError, match="runs in the process"):
-                handle.result(HANG)
-            disk.ready.set()
-            buffer.dumps(tmp_path / "child", durable="none")
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def dump() -> None:
+        with pytest.raises(UsageError, match="runs in the process"):
+            handle.result(HANG)
+        disk.ready.set()
+        buffer.dumps(tmp_path / "child", durable="none")
+
+    assert in_a_child(dump) is None
     disk.ready.set()
     handle.result()
     assert loaded(tmp_path / "saved") == loaded(tmp_path / "child") == list(range(30))
-
-
-def test_an_ensemble_dumps_in_the_background(tmp_path: Path, disk: Disk) -> None:
-    members = [buffer_of(count=10), buffer_of("flat", 20)]
-    ensemble = rbtool.ReplayBufferEnsemble(*members, batch_size=4)
-    handle = ensemble.dumps(tmp_path / "saved", background=True)
-    members[0].extend(rows(10, 7))
-    disk.ready.set()
-    handle.result()
-    found = rbtool.ReplayBufferEnsemble(buffer_of(count=0), buffer_of("flat", 0), batch_size=4)
-    found.loads(tmp_path / "saved")
-    assert found.storage.sizes == [10, 20]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -397,7 +382,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 class Story:
     """A prioritized buffer, and random changes of it."""
 
-    never_empty = False
+    never_empty, verify = False, True
 
     def __init__(self, kind: str, seed: int) -> None:
         self.draw, self.kind, self.number, self.views = random.Random(seed), kind, 0, list[Any]()
@@ -427,10 +412,7 @@ class Story:
             count = self.draw.randint(1, rows)
             data = self.rows(count)
             chosen = torch.tensor([self.draw.randrange(rows) for _ in range(count)])
-            if self.kind == "lanes":
-                self.buffer[:, chosen] = data
-            else:
-                self.buffer[chosen] = data
+            self.buffer[(slice(None), chosen) if self.kind == "lanes" else chosen] = data
 
     def replace_in_storage(self) -> None:
         storage = self.buffer.storage
@@ -461,8 +443,12 @@ class Story:
         for view in self.views:
             view["a"].fill_(-float(self.draw.random()))
 
+    def another(self, seeds: int) -> Any:
+        """An empty one of the same kind."""
+        return Story(self.kind, self.draw.randrange(seeds))
+
     def load(self) -> None:
-        other = Story(self.kind, self.draw.randrange(9))
+        other = self.another(9)
         other.extend()
         self.buffer.load_state_dict(other.buffer.state_dict())
 
@@ -479,25 +465,26 @@ class Story:
         }
 
     def change(self, *, lends: bool) -> None:
-        often = [self.extend, self.add, self.replace, self.replace_in_storage, self.prioritize]
-        often += [self.extend, self.prioritize]
+        often = [self.add, self.replace, self.replace_in_storage, *[self.extend, self.prioritize] * 2]
         rare = [self.empty, self.extend]
         if lends:
             rare += [self.edit_entry, self.view, self.edit_view, self.load]
         self.draw.choice(self.draw.choice([often, often, rare]))()
 
-    def loaded(self, place: Path) -> Story:
-        found = Story(self.kind, self.draw.randrange(1 << 30))
+    def loaded(self, place: Path) -> Any:
+        found = self.another(1 << 30)
         found.number = self.number
-        found.buffer.loads(place, verify=True)
+        found.buffer.loads(place, verify=self.verify)
         return found
 
 
 @pytest.mark.parametrize("lends", [False, True], ids=["apart", "lent"])
 @pytest.mark.parametrize("kind", STORAGES)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
-def test_it_is_the_state_as_of_the_call(kind: str, seed: int, lends: bool, tmp_path: Path, gate: Gate) -> None:
-    """Changes at random between the reads of single rows; the buffer goes on from what was loaded now and then."""
+def test_a_background_dump_is_the_state_as_of_the_call(
+    kind: str, seed: int, lends: bool, tmp_path: Path, gate: Gate
+) -> None:
+    """Changes at random between the reads of single rows; now and then, the buffer continues from what was loaded."""
     require_states_as_of_calls(Story(kind, seed), 6, lends, tmp_path, gate)
 
 
@@ -557,7 +544,9 @@ def require_captured(begun: Begun, folder: Path, gate: Gate) -> None:
     assert same(story.loaded(folder / "saved").state(), expected)
 
 
-def test_what_is_kept_is_bounded(begun: Begun, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_kept_up_to_a_limit(
+    begun: Begun, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story, expected, handle = begun
     monkeypatch.setattr(write_log, "_MOST_KEPT", 100)
     writer = threading.Thread(target=lambda: [story.replace() for _ in range(4)])
@@ -573,23 +562,20 @@ def test_what_is_kept_is_bounded(begun: Begun, tmp_path: Path, gate: Gate, monke
 
 
 @pytest.mark.parametrize("way", ["view", "contents", "fork", "share"])
-def test_what_cannot_be_followed_waits(way: str, begun: Begun, tmp_path: Path, gate: Gate) -> None:
+def test_changes_past_the_buffer_wait_for_the_dump(way: str, begun: Begun, tmp_path: Path, gate: Gate) -> None:
     story, expected, handle = begun
     storage = story.buffer.storage
-
-    def forked() -> None:
-        child = multiprocessing.get_context("fork").Process(target=story.extend)
-        child.start()
-        child.join()
-
-    def contents() -> None:
-        storage.contents["a"].fill_(-1)
 
     def view() -> None:
         story.view()
         story.edit_view()
 
-    ways = {"view": view, "contents": contents, "fork": forked, "share": storage.share}
+    ways: dict[str, Callable[[], Any]] = {
+        "view": view,
+        "contents": lambda: storage.contents["a"].fill_(-1),
+        "fork": lambda: in_a_child(story.extend),
+        "share": storage.share,
+    }
     other = threading.Thread(target=ways[way])
     other.start()
     other.join(0.2)
@@ -606,9 +592,7 @@ def test_rows_that_others_may_change_are_read_at_the_call(kind: str, tmp_path: P
     if kind == "memory":
         story.view()
     else:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,))
-        child.start()
-        child.join()
+        in_a_child(time.sleep, 0)
     expected = story.state()
     handle = story.buffer.dumps(tmp_path / "saved", background=True)
     assert not story.buffer.storage.log.snapshots
@@ -637,7 +621,7 @@ def test_a_failure_frees_writers_and_leaves_the_older_one(
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
-def test_two_dumps_at_once(begun: Begun, tmp_path: Path, gate: Gate) -> None:
+def test_two_dumps_at_once_are_of_their_calls(begun: Begun, tmp_path: Path, gate: Gate) -> None:
     story, first, handle = begun
     story.replace()
     second = story.state()
@@ -645,10 +629,9 @@ def test_two_dumps_at_once(begun: Begun, tmp_path: Path, gate: Gate) -> None:
     story.replace()
     story.extend()
     gate.open = True
-    handle.result(HANG)
-    other.result(HANG)
-    assert same(story.loaded(tmp_path / "saved").state(), first)
-    assert same(story.loaded(tmp_path / "other").state(), second)
+    for dump, name, expected in ((handle, "saved", first), (other, "other", second)):
+        dump.result(HANG)
+        assert same(story.loaded(tmp_path / name).state(), expected)
 
 
 # All forms of checkpoints, and ensembles ----------------------------------------------------------
@@ -666,7 +649,7 @@ FORMS: dict[str, Callable[[], Any]] = {
 class Episodes(Story):
     """Random changes of a buffer of short episodes, whose storage has a checkpointer of some form."""
 
-    never_empty = True
+    never_empty, verify = True, False
 
     def __init__(self, kind: str, seed: int, form: str) -> None:
         self.form = form
@@ -684,16 +667,8 @@ class Episodes(Story):
         after = {"done": end, "reward": torch.rand(*shape, 1), "a": rows["a"] + 1 / 64}
         return rows.set("next", TensorDict(after, shape))
 
-    def load(self) -> None:
-        other = Episodes(self.kind, self.draw.randrange(9), self.form)
-        other.extend()
-        self.buffer.load_state_dict(other.buffer.state_dict())
-
-    def loaded(self, place: Path) -> Episodes:
-        found = Episodes(self.kind, self.draw.randrange(1 << 30), self.form)
-        found.number = self.number
-        found.buffer.loads(place)
-        return found
+    def another(self, seeds: int) -> Episodes:
+        return Episodes(self.kind, self.draw.randrange(seeds), self.form)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_an_older_state_counts_no_writes(tmp_path: Path, writer: Any, as_folder:
     assert buffer.write_count == 2
 
 
-def test_an_older_state_of_a_writer_holds_before_it_has_a_storage() -> None:
+def test_a_writer_loads_an_older_state_before_it_has_a_storage() -> None:
     writer, storage = rbtool.RoundRobinWriter(), LazyTensorStorage(10)
     storage.set(range(10), torch.zeros(10))
     writer.load_state_dict({"_cursor": 4})
@@ -179,7 +179,7 @@ def test_the_state_of_a_live_prioritized_sampler_is_taken(count: int, written: i
 
 
 @pytest.mark.parametrize("tree", [Tree(torch.zeros(4)), "trees", [0.0] * 10])
-def test_what_is_no_tree_of_this_capacity_changes_nothing(tree: Any) -> None:
+def test_invalid_trees_are_refused_and_change_nothing(tree: Any) -> None:
     sampler = rbtool.PrioritizedSampler(10, 0.7, 0.5)
     before = sampler.state_dict()
     with pytest.raises(RuntimeError):
@@ -258,7 +258,7 @@ def test_every_slice_of_its_trajectories_and_no_other_is_drawn(case: str) -> Non
     assert slices_of(buffer, 4000) == expected
 
 
-def test_the_weights_of_starts_go_round(tmp_path: Path) -> None:
+def test_weights_of_starts_are_loaded_and_saved(tmp_path: Path) -> None:
     case = "sampler_prioritized_slice"
     sampler = PrioritizedSliceSampler(16, alpha=0.6, beta=0.4, slice_len=2, end_key=DONE, strict_length=False)
     buffer = loaded(case, sampler, batch_size=4)
@@ -270,7 +270,7 @@ def test_the_weights_of_starts_go_round(tmp_path: Path) -> None:
     assert np.fromfile(ours / "sumtree.memmap").sum() == pytest.approx(16.850658, abs=1e-5)
 
 
-def test_an_epoch_of_trajectories_goes_on() -> None:
+def test_an_epoch_of_trajectories_continues() -> None:
     case = "sampler_slice_without_replacement"
     sampler = SliceSamplerWithoutReplacement(slice_len=3, end_key=DONE, strict_length=False)
     buffer = loaded(case, sampler, batch_size=6)

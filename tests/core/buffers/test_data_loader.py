@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import pickle
 import warnings
@@ -17,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import in_a_child
 from tensordict import TensorDict
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -85,11 +85,10 @@ def test_the_length_is_the_number_of_batches_of_slices(
         assert len(loader) == len(list(loader))
 
 
-def test_counting_changes_nothing_that_is_drawn() -> None:
+def test_asking_for_the_length_changes_no_batch() -> None:
     def drawn(*, count: bool) -> list[list[int]]:
         generator = torch.Generator().manual_seed(1)
-        sampler = SliceSamplerWithoutReplacement(slice_len=2)
-        buffer = filled(sampler, 4, [3, 2, 4, 5, 2], generator=generator)
+        buffer = filled(SliceSamplerWithoutReplacement(slice_len=2), 4, [3, 2, 4, 5, 2], generator=generator)
         loader, found = loader_of(buffer), []
         for batch in loader:
             found.append(batch["index"].tolist())
@@ -101,17 +100,12 @@ def test_counting_changes_nothing_that_is_drawn() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_length_does_not_change_in_the_middle_of_an_epoch(workers: int) -> None:
-    loader = loader_of(filled(SamplerWithoutReplacement(), 4, [10]), num_workers=workers)
+    buffer = filled(SamplerWithoutReplacement(), 4, [10])
+    loader = loader_of(buffer, num_workers=workers)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns where iteration yields more than the length
         for _ in range(2):
             assert [len(loader) for _ in loader] == [3, 3, 3]
-
-
-def test_rows_that_are_added_count() -> None:
-    buffer = filled(SamplerWithoutReplacement(), 4, [10])
-    loader = loader_of(buffer)
-    assert len(loader) == 3
     buffer.extend(TensorDict({"a": torch.arange(3), "episode": torch.zeros(3, dtype=torch.int64)}, [3]))
     assert len(loader) == len(list(loader)) == 4
 
@@ -128,35 +122,21 @@ def test_a_loader_that_never_ends_has_no_length(sampler: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("size", "arguments", "words", "hint"),
     [
-        ({"batch_size": 4}, "make batches of the batches"),
-        ({"batch_size": None, "num_workers": 2}, "each of 2 workers"),
+        (4, {"batch_size": 4}, "make batches of the batches", "DataLoader(buffer, batch_size=None)"),
+        (4, {"batch_size": None, "num_workers": 2}, "each of 2 workers", ""),
+        (None, {"batch_size": None}, "needs a buffer with a batch_size", ""),
     ],
 )
-def test_loaders_that_cannot_go_through_an_epoch_have_no_length_either(arguments: dict[str, Any], words: str) -> None:
-    loader: Any = DataLoader(filled(SamplerWithoutReplacement(), 4, [10]), **arguments)
+def test_loaders_that_cannot_iterate_over_an_epoch_have_no_length(
+    size: int | None, arguments: dict[str, Any], words: str, hint: str
+) -> None:
+    loader: Any = DataLoader(filled(SamplerWithoutReplacement(), size, [10]), **arguments)
     for use in (len, lambda loader: next(iter(loader))):
         with pytest.raises(RuntimeError, match=words) as refused:
             use(loader)
-    if "num_workers" not in arguments:
-        assert "DataLoader(buffer, batch_size=None)" in str(refused.value.hint)  # type: ignore[attr-defined]
-
-
-def test_without_a_batch_size_there_is_no_length() -> None:
-    with pytest.raises(RuntimeError, match="needs a buffer with a batch_size"):
-        len(loader_of(filled(SamplerWithoutReplacement(), None, [10])))
-
-
-class Counting(TensorDictReplayBuffer):
-    def __len__(self) -> int:
-        return super().__len__()
-
-
-def test_a_subclass_with_a_length_of_its_own() -> None:
-    buffer = Counting(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=3)
-    buffer.extend(TensorDict({"a": torch.arange(10)}, [10]))
-    assert (len(buffer), len(loader_of(buffer))) == (10, 4)
+        assert hint in str(refused.value.hint)  # type: ignore[attr-defined]
 
 
 class Rows(IterableDataset[int]):
@@ -172,20 +152,16 @@ class Rows(IterableDataset[int]):
         yield from range(len(self))
 
 
-def test_other_data_sets_count_elements() -> None:
+def test_other_datasets_count_elements() -> None:
     loader: Any = DataLoader(Rows(filled(RandomSampler(), 4, [10])), batch_size=3)
     assert len(loader) == len(list(loader)) == 4
 
 
-class Held:
-    """Something that a caller holds while it uses a buffer."""
-
-
-def test_what_the_caller_holds_is_freed_at_once() -> None:
+def test_buffers_keep_no_frames_of_callers() -> None:
     buffer = filled(RandomSampler(), 2, [3])
 
-    def use() -> weakref.ref[Held]:
-        held = Held()
+    def use() -> weakref.ref[set[int]]:
+        held = {1}  # by the caller alone
         len(buffer)
         iter(buffer)
         return weakref.ref(held)
@@ -240,14 +216,8 @@ def all_differ(found: list[list[list[int]]]) -> bool:
     return len(set(batches)) == len(batches) == 6
 
 
-class Walks:
-    """Opens a dataset in the worker."""
-
-    def __init__(self, path: Path, seed: int | None) -> None:
-        self.path, self.seed = path, seed
-
-    def __call__(self) -> Any:
-        return load_dataset(self.path, 8, seed=self.seed)
+def open_walks(path: Path, seed: int | None) -> Any:
+    return load_dataset(path, 8, seed=seed)
 
 
 @pytest.fixture
@@ -270,7 +240,7 @@ def walks(tmp_path: Path) -> Path:
 def test_workers_of_a_loader_do_not_repeat_each_other(
     walks: Path, seed: int | None, made_in_the_worker: bool, method: str
 ) -> None:
-    source = Walks(walks, seed)
+    source = partial(open_walks, walks, seed)
     found = [drawn(source if made_in_the_worker else source(), method) for _ in range(2)]
     assert all_differ(found[0])
     assert (found[0] == found[1]) is (seed is not None)
@@ -278,19 +248,19 @@ def test_workers_of_a_loader_do_not_repeat_each_other(
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_what_was_drawn_before_is_not_repeated_by_workers(sampler: type, seed: int | None) -> None:
+def test_workers_do_not_repeat_what_was_drawn_before(sampler: type, seed: int | None) -> None:
     buffer = rows(seed, sampler, prefetch=2)
     buffer.sample()
     assert all_differ(drawn(buffer))
 
 
-def test_workers_that_start_anew_draw_anew() -> None:
+def test_workers_that_start_again_draw_other_batches() -> None:
     buffer = rows(seed=5)
     first, second = drawn(buffer), drawn(buffer)
     assert all_differ([first[0], second[0]])
 
 
-def test_torchs_seed_decides_where_there_is_no_generator() -> None:
+def test_workers_follow_the_seed_of_torch_without_a_generator() -> None:
     def found() -> list[list[list[int]]]:
         torch.manual_seed(2)
         return drawn(rows())
@@ -300,29 +270,11 @@ def test_torchs_seed_decides_where_there_is_no_generator() -> None:
 
 def in_children(act: Callable[[], Any]) -> list[Any]:
     """What a function returns in each of two forked processes, and then in this one."""
-    context, found = multiprocessing.get_context("fork"), []
-    for _ in range(2):
-        queue = context.SimpleQueue()
-        process = context.Process(target=_answer, args=(queue, act))
-        process.start()
-        found.append(queue.get())
-        process.join()
-    return [*found, act()]
+    return [in_a_child(act), in_a_child(act), act()]
 
 
-def _answer(queue: Any, act: Callable[[], Any]) -> None:
-    torch.set_num_threads(1)
-    queue.put(act())
-
-
-class Draw:
-    """Draws three batches."""
-
-    def __init__(self, buffer: Any) -> None:
-        self.buffer = buffer
-
-    def __call__(self) -> list[list[int]]:
-        return [self.buffer.sample()["index"].tolist() for _ in range(3)]
+def draws(buffer: Any) -> Callable[[], list[list[int]]]:
+    return lambda: [buffer.sample()["index"].tolist() for _ in range(3)]
 
 
 @pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
@@ -330,19 +282,19 @@ class Draw:
 def test_children_without_a_seed_draw_their_own(sampler: type, prefetch: int | None) -> None:
     buffer = rows(sampler=sampler, prefetch=prefetch)
     buffer.sample()
-    one, two, parent = in_children(Draw(buffer))
+    one, two, parent = in_children(draws(buffer))
     assert all_differ([one, two])
     assert all_differ([two, parent])
 
 
 @pytest.mark.parametrize("seed", [None, 4])
 def test_children_draw_the_same_only_of_a_seed(walks: Path, seed: int | None) -> None:
-    one, two, three = in_children(Draw(load_dataset(walks, 8, seed=seed)))
+    one, two, three = in_children(draws(load_dataset(walks, 8, seed=seed)))
     assert (one == two == three) is (seed is not None)
     assert seed is not None or all_differ([one, two])
 
 
-def test_a_plain_fork_without_a_seed() -> None:
+def test_a_plain_fork_without_a_seed_draws_its_own() -> None:
     buffer, (read, write) = rows(), os.pipe()
     found = []
     for _ in range(2):
@@ -355,7 +307,7 @@ def test_a_plain_fork_without_a_seed() -> None:
     assert len({*found, tuple(buffer.sample()["index"].tolist())}) == 3
 
 
-def test_a_child_that_seeds_torch_gets_what_it_asks_for() -> None:
+def test_a_child_that_seeds_torch_draws_by_that_seed() -> None:
     buffer = rows()
 
     def seeded() -> list[int]:
@@ -389,25 +341,18 @@ def test_a_loader_goes_through_an_epoch(workers: int) -> None:
         assert not torch.equal(index, torch.arange(ROWS))
 
 
-@pytest.mark.slow
-def test_a_loader_yields_batches_of_any_kind() -> None:
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=3)
-    buffer.extend(torch.arange(10))
-    assert next(iter(DataLoader(buffer, batch_size=None))).shape == (3,)
-
-
-class Delegating(TensorDictReplayBuffer):
-    def __iter__(self) -> Iterator[Any]:
-        return super().__iter__()
-
-
 class Generating(TensorDictReplayBuffer):
     def __iter__(self) -> Iterator[Any]:
         yield from super().__iter__()
 
 
-@pytest.mark.parametrize("kind", [Delegating, Generating])
-def test_a_loader_knows_a_buffer_that_iterates_in_its_own_way(kind: type[TensorDictReplayBuffer]) -> None:
-    buffer = kind(storage=LazyMemmapStorage(10), batch_size=3)
+@pytest.mark.parametrize("kind", [TensorDictReplayBuffer, Generating])
+def test_a_loader_yields_batches_of_any_subclass(kind: type[TensorDictReplayBuffer]) -> None:
+    made = type("Own", (kind,), {"__len__": kind.__len__, "__iter__": kind.__iter__})
+    buffer = made(storage=LazyMemmapStorage(10), batch_size=3, sampler=SamplerWithoutReplacement())
     buffer.extend(TensorDict({"a": torch.arange(10)}, [10]))
-    assert isinstance(next(iter(DataLoader(buffer, batch_size=None))), TensorDict)
+    assert isinstance(next(iter(loader_of(buffer))), TensorDict)
+    assert (len(buffer), len(loader_of(buffer))) == (10, 4)
+    plain = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=3)
+    plain.extend(torch.arange(10))
+    assert next(iter(loader_of(plain))).shape == (3,)

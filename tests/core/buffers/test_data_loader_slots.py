@@ -72,7 +72,7 @@ def test_messages_arrive_in_any_order_and_once_their_sender_ended() -> None:
     assert [value_of(one), value_of(three), value_of(two)] == [1, 3, 2]
 
 
-def test_what_was_received_stays() -> None:
+def test_received_messages_do_not_change() -> None:
     slots = SharedSlots()
     first = sent_by_child(slots, 1)[0]
     assert first is not None
@@ -92,7 +92,7 @@ def test_a_message_in_memory_that_was_taken_over_is_an_error() -> None:
     assert value_of(new) == 3
 
 
-def test_there_is_no_slot_for_more_messages_larger_ones_and_the_own_process() -> None:
+def test_slots_are_limited_in_number_and_size_and_not_for_the_own_process() -> None:
     slots = SharedSlots()
     found = sent_by_child(slots, *range(20))
     assert [message is None for message in found] == [False] * 8 + [True] * 12
@@ -151,7 +151,7 @@ def test_batches_that_are_kept_do_not_change(options: dict[str, Any]) -> None:
     assert all(map(same, kept, expected))
 
 
-def test_loops_that_are_left_and_loops_at_once_get_their_own_batches() -> None:
+def test_abandoned_and_simultaneous_loops_get_their_own_batches() -> None:
     data, before = dataset(), memory()
     for number in range(6):
         loaders = [DataLoader(data, batch_size=None, num_workers=1 + number % 2) for _ in range(2)]

@@ -105,20 +105,23 @@ def buffer_in_streams(transform: Any = None) -> Any:
     return made
 
 
-def test_threads_work_in_the_stream_of_the_caller(streams: Streams) -> None:
-    seen: list[tuple[int, str]] = []
+def test_threads_work_on_the_device_and_in_the_streams_of_the_caller(streams: Streams) -> None:
+    seen: list[tuple[int, int, str, str]] = []
 
     def noted(batch: Any) -> Any:
-        seen.append((threading.get_ident(), streams.of().name))
+        seen.append((threading.get_ident(), streams.device, streams.of(0).name, streams.of(1).name))
         return batch
 
-    made, own = buffer_in_streams(noted), Stream("one of the caller's")
-    with streams.within(own):
+    made, own = buffer_in_streams(noted), Stream("another", 1)
+    with streams.within(Stream("one", 0)), streams.within(own):
         for _ in range(4):
             made.sample()
-    assert {name for _, name in seen} == {own.name}
-    assert threading.get_ident() not in {thread for thread, _ in seen}
+    assert {found[1:] for found in seen} == {(1, "one", "another")}
+    assert threading.get_ident() not in {found[0] for found in seen}
     assert not own.waited
+    failing = buffer_in_streams(lambda batch: batch[99])
+    with pytest.raises(IndexError):
+        failing.sample()
 
 
 def test_another_stream_waits_for_the_batch(streams: Streams) -> None:
@@ -136,25 +139,6 @@ def test_the_batches_are_those_without_streams(streams: Streams, monkeypatch: py
     found = [made.sample() for made in [buffer_in_streams()] for _ in range(20)]
     monkeypatch.undo()
     assert all(torch.equal(batch, made.sample()) for made in [buffer_in_streams()] for batch in found)
-
-
-def test_a_failure_in_a_stream_is_raised(streams: Streams) -> None:
-    made = buffer_in_streams(lambda batch: batch[99])
-    with pytest.raises(IndexError):
-        made.sample()
-
-
-def test_a_thread_has_the_device_and_the_streams_of_its_caller(streams: Streams) -> None:
-    seen: list[tuple[int, str, str]] = []
-
-    def noted(batch: Any) -> Any:
-        seen.append((streams.device, streams.of(0).name, streams.of(1).name))
-        return batch
-
-    made = buffer_in_streams(noted)
-    with streams.within(Stream("one", 0)), streams.within(Stream("another", 1)):
-        made.sample()
-    assert set(seen) == {(1, "one", "another")}
 
 
 def test_each_device_of_a_batch_is_waited_for(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +178,7 @@ def test_memory_is_kept_for_the_stream_that_reads_it(monkeypatch: pytest.MonkeyP
     assert reader.waited == ["the end"]
 
 
-def test_what_is_on_the_cpu_has_no_stream() -> None:
+def test_tensors_of_the_cpu_have_no_stream() -> None:
     batch = TensorDict({"a": torch.zeros(3), "b": {"c": torch.ones(3)}}, [3])
     reader = Stream("the reader")
     assert arrived(batch, "the end", reader, DEVICES[0]) is batch  # type: ignore[arg-type]
@@ -317,7 +301,7 @@ def test_the_example_of_the_reference_on_the_cpu(kind: Any, sampler_device: Any)
     assert tree_device(buffer) == CPU
 
 
-def test_a_memory_map_of_ones_own_choosing(tmp_path: Path) -> None:
+def test_rows_may_be_mapped_in_a_given_folder(tmp_path: Path) -> None:
     buffer = made(LazyMemmapStorage(1_000, scratch_dir=tmp_path / "rows"), sampler_device="cpu", batch_size=256)
     learn(buffer, CPU, 500)
     assert (tmp_path / "rows").is_dir()
@@ -325,19 +309,19 @@ def test_a_memory_map_of_ones_own_choosing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 @pytest.mark.parametrize("kind", [PrioritizedReplayBuffer, TensorDictPrioritizedReplayBuffer])
-def test_a_gpu_that_is_not_there_is_named_in_a_sentence(kind: Any) -> None:
+def test_a_missing_gpu_is_named(kind: Any) -> None:
     with pytest.raises(RbtoolError, match="cuda"):
         kind(**EXPONENTS, storage=LazyTensorStorage(10), sampler_device="cuda")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", 1.5])
-def test_a_device_that_is_none(device: Any) -> None:
+def test_unknown_devices_are_refused(device: Any) -> None:
     with pytest.raises(RbtoolError, match=r"sampler_device|device"):
         PrioritizedReplayBuffer(**EXPONENTS, storage=LazyTensorStorage(10), sampler_device=device)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_nothing_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
+def test_buffers_of_the_cpu_do_not_start_cuda(monkeypatch: pytest.MonkeyPatch, device: Any) -> None:
     def asked(*arguments: Any, **options: Any) -> Any:
         raise AssertionError("CUDA was started")
 
@@ -356,7 +340,9 @@ def test_nothing_asks_for_a_gpu(monkeypatch: pytest.MonkeyPatch, device: Any) ->
         (lambda place: LazyTensorStorage(200_000, device="auto"), {}, CUDA, None),  # that of its first rows
     ],
 )
-def test_rows_here_and_priorities_there(storage: Any, more: Any, rows: str, priorities: Any, tmp_path: Path) -> None:
+def test_rows_and_priorities_may_be_on_different_devices(
+    storage: Any, more: Any, rows: str, priorities: Any, tmp_path: Path
+) -> None:
     buffer = made(storage(tmp_path / "rows"), **more)
     learn(buffer, rows)
     assert priorities is None or tree_device(buffer) == priorities

@@ -145,7 +145,7 @@ def test_a_checkpoint_goes_from_one_device_to_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", [GPU, None], ids=str)
-def test_what_is_on_the_gpu_is_not_pinned(device: torch.device | None) -> None:
+def test_tensors_of_the_gpu_are_not_pinned(device: torch.device | None) -> None:
     data = steps(30, GPU)
     rows = data if device else TensorDict(dict(data.items()), [30])
     made = rbtool.ReplayBuffer(storage=rbtool.TensorStorage(rows, device="auto"), batch_size=4, pin_memory=True)

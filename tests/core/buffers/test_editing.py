@@ -19,16 +19,13 @@ from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
 from rbtool.core.datasets.storage import DatasetStorage
 from rbtool.core.errors import MissingKeyError, SchemaError
-from rbtool.core.format.memmap.builder import Origin
-from rbtool.core.format.memmap.reader import TedReader
-from rbtool.core.format.packed.builder import write_dataset
 from rbtool.core.samplers.prioritized import PrioritizedSampler
 from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import CompressedListStorage, LazyStackStorage, ListStorage
 from rbtool.core.storages.packed import PackedRecording, PackedStorage
 from rbtool.core.storages.tensor import TensorStorage
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_packed, write_walks
 
 ROWS = 4
 
@@ -77,33 +74,34 @@ def test_entries_are_edited(kind: Callable[..., Any], way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", [ListStorage, CompressedListStorage])
-def test_lists_say_that_they_cannot(kind: Callable[..., Any], way: str) -> None:
+def test_entries_of_lists_are_not_edited(kind: Callable[..., Any], way: str) -> None:
     buffer = made(kind)
     with pytest.raises(SchemaError, match="one by one"):
         WAYS[way](buffer)
 
 
-@pytest.mark.parametrize("way", ["set_", "set_at_", "update_", "key", "elements", "storage"])
-def test_packed_datasets_and_recordings_say_that_they_cannot(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda buffer: buffer.set_("episode", torch.zeros(5, dtype=torch.int64)),
+        lambda buffer: buffer.set_at_("episode", torch.zeros(1, dtype=torch.int64), [1]),
+        lambda buffer: buffer.update_({"episode": torch.zeros(5, dtype=torch.int64)}),
+        lambda buffer: buffer.__setitem__("episode", torch.zeros(5, dtype=torch.int64)),
+        lambda buffer: buffer.__setitem__([0], buffer[[1]]),
+        lambda buffer: buffer.storage.__setitem__(0, buffer[1]),
+    ],
+)
+def test_packed_datasets_and_recordings_are_not_edited(tmp_path: Path, edit: Callable[[ReplayBuffer], Any]) -> None:
     write_walks(tmp_path / "ted", [(3, "terminated"), (2, "terminated")])
-    with TedReader(tmp_path / "ted") as reader:
-        write_dataset(reader, tmp_path / "packed", "packed", Origin.of(reader.manifest, reader.documents()))
+    write_packed(tmp_path / "ted", tmp_path / "packed")
     recording = PackedRecording(tmp_path / "recording")
     recording.set(slice(0, 5), PackedStorage(tmp_path / "packed")[:])
-    ways: dict[str, Callable[[ReplayBuffer], Any]] = {
-        "set_": lambda buffer: buffer.set_("episode", torch.zeros(5, dtype=torch.int64)),
-        "set_at_": lambda buffer: buffer.set_at_("episode", torch.zeros(1, dtype=torch.int64), [1]),
-        "update_": lambda buffer: buffer.update_({"episode": torch.zeros(5, dtype=torch.int64)}),
-        "key": lambda buffer: buffer.__setitem__("episode", torch.zeros(5, dtype=torch.int64)),
-        "elements": lambda buffer: buffer.__setitem__([0], buffer[[1]]),
-        "storage": lambda buffer: buffer.storage.__setitem__(0, buffer[1]),
-    }
     for storage in (PackedStorage(tmp_path / "packed"), recording):
         with pytest.raises(SchemaError, match=r"read-only|recording only grows|cannot be changed"):
-            ways[way](ReplayBuffer(storage=storage))
+            edit(ReplayBuffer(storage=storage))
 
 
-def test_a_lazy_stack_leaves_the_callers_tensors_alone() -> None:
+def test_edits_of_a_lazy_stack_do_not_reach_the_data_of_the_caller() -> None:
     data, buffer = steps(), ReplayBuffer(storage=LazyStackStorage(6))
     buffer.extend(data)
     buffer["a"] = -torch.arange(ROWS)
@@ -112,7 +110,7 @@ def test_a_lazy_stack_leaves_the_callers_tensors_alone() -> None:
     assert buffer["a"].tolist() == [7, -1, -2, -3]
 
 
-def test_a_lazy_stack_along_another_dimension() -> None:
+def test_entries_of_a_lazy_stack_along_another_dimension_are_edited() -> None:
     buffer = ReplayBuffer(storage=LazyStackStorage(6, stack_dim=-1))
     buffer.extend([TensorDict({"a": torch.full((3,), row)}, [3]) for row in range(2)])
     buffer.set_at_("a", torch.tensor([8, 9]), 1)
@@ -178,42 +176,26 @@ def test_new_entries_of_a_lazy_stack_along_another_dimension() -> None:
     assert sorted(buffer[0].keys()) == ["a", "b"]
 
 
-def test_new_entries_in_the_users_layout() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    data = TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4])
-    buffer.extend(data)
-    buffer.write_all(data.clone().set("value", -data["a"]))
-    buffer["twice"] = 2 * data["a"]
-    assert torch.equal(buffer["value"], -data["a"])
-    assert torch.equal(buffer["twice"], 2 * data["a"])
-
-
-def with_ones(rows: int) -> TensorDict:
-    return with_values(rows).set("value", torch.ones(rows))
-
-
 @pytest.mark.parametrize("kind", [TensorStorage, LazyTensorStorage])
 @pytest.mark.parametrize(
     ("write", "rows"),
     [
-        (lambda buffer: buffer.__setitem__(slice(0, 3), with_ones(3)), [0, 1, 2]),
-        (lambda buffer: buffer.__setitem__(slice(1, 3), with_ones(1)[0]), [1, 2]),
-        (lambda buffer: buffer.write_all(with_ones(2)), [0, 1]),
-        (lambda buffer: buffer.__setitem__(3, with_ones(1)[0]), [3]),
-        (lambda buffer: buffer.__setitem__([2, 0], with_ones(2)), [0, 2]),
-        (lambda buffer: buffer.storage.__setitem__(torch.tensor([False, True, False, True]), with_ones(2)), [1, 3]),
+        (lambda buffer, ones: buffer.__setitem__(slice(0, 3), ones), [0, 1, 2]),
+        (lambda buffer, ones: buffer.__setitem__(slice(1, 3), ones[0]), [1, 2]),
+        (lambda buffer, ones: buffer.write_all(ones), [0, 1, 2]),
+        (lambda buffer, ones: buffer.__setitem__(3, ones[0]), [3]),
+        (lambda buffer, ones: buffer.__setitem__([2, 0], ones[:2]), [0, 2]),
+        (lambda buffer, ones: buffer.storage.__setitem__(torch.tensor([False, True] * 2), ones[:2]), [1, 3]),
     ],
 )
 def test_some_elements_may_get_new_entries_that_are_zero_in_the_others(kind: Any, write: Any, rows: list[int]) -> None:
     buffer = made(kind)
-    write(buffer)
-    value = buffer["value"]
-    assert value[rows].all()
-    assert not value[[row for row in range(len(value)) if row not in rows]].any()
-    assert buffer.sample(4)["value"].shape == value.shape
+    write(buffer, with_values(3).set("value", torch.ones(3)))
+    assert buffer["value"].tolist() == [float(row in rows) for row in range(ROWS)]
+    assert buffer.sample(4)["value"].shape == (4,)
 
 
-def test_some_elements_of_several_dimensions_may_get_new_entries() -> None:
+def test_elements_of_several_dimensions_may_get_new_entries() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     data = TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4])
     buffer.extend(data)
@@ -223,6 +205,10 @@ def test_some_elements_of_several_dimensions_may_get_new_entries() -> None:
     with pytest.raises(SchemaError):
         buffer[1, 2:] = TensorDict({"a": torch.ones(2), "other": torch.ones(2)}, [2])
     assert sorted(buffer[:].keys()) == ["a", "value"]
+    buffer.write_all(TensorDict({"a": data["a"], "value": torch.ones(3, 4, 5), "minus": -data["a"]}, [3, 4]))
+    buffer["twice"] = 2 * data["a"]
+    assert torch.equal(buffer["minus"], -data["a"])
+    assert torch.equal(buffer["twice"], 2 * data["a"])
 
 
 @pytest.mark.parametrize(
@@ -258,27 +244,7 @@ def test_files_take_no_new_entries(tmp_path: Path) -> None:
 # Several indices --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dim_extend", [0, 1])
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-def test_data_is_repeated_along_dimensions_that_it_lacks(kind: type[ReplayBuffer], dim_extend: int) -> None:
-    shape = (5, 40)
-    buffer = kind(storage=LazyTensorStorage(200, ndim=2), dim_extend=dim_extend)
-    td = TensorDict({"a": torch.arange(200).reshape(shape), "b": torch.zeros(*shape, 3)}, shape)
-    buffer.extend(td)
-    expected = td["a"].clone()
-    buffer[:, 10:20] = TensorDict({"a": torch.arange(10), "b": torch.ones(10, 3)}, [10])
-    expected[:, 10:20] = torch.arange(10)
-    assert torch.equal(buffer["a"], expected)
-    assert buffer["b"].sum() == 5 * 10 * 3
-    buffer[1:3, 4] = td[0, 0]
-    expected[1:3, 4] = 0
-    assert torch.equal(buffer["a"], expected)
-    if kind is TensorDictReplayBuffer:
-        assert torch.equal(buffer.storage[:]["index"], torch.arange(len(buffer.storage[:])).unsqueeze(1).expand(
-            buffer.storage.shape))  # fmt: skip
-
-
-def test_several_indices_concern_the_batch_size_of_elements_too() -> None:
+def test_several_indices_also_address_the_batch_size_of_elements() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(8))
     td = TensorDict({"a": torch.arange(160).reshape(8, 20)}, [8, 20])
     buffer.extend(td)
@@ -313,12 +279,8 @@ REPEATED_ROWS, LANES = 6, 3
 
 
 def repeated_steps(*shape: int, start: int = 0) -> TensorDict:
-    count = int(np.prod(shape))
-    numbers = torch.arange(start, start + count)
-    return TensorDict(
-        {"a": numbers.reshape(shape), "next": {"b": torch.stack([numbers, -numbers], -1).reshape(*shape, 2).double()}},
-        shape,
-    )
+    numbers = torch.arange(start, start + int(np.prod(shape))).reshape(shape)
+    return TensorDict({"a": numbers, "next": {"b": torch.stack([numbers, -numbers], -1).double()}}, shape)
 
 
 def filled(make: Callable[..., Storage], kind: type[ReplayBuffer] = ReplayBuffer, ndim: int = 1) -> Any:
@@ -382,7 +344,7 @@ def selected(lead: tuple[int, ...], index: Any) -> tuple[int, ...]:
 @pytest.mark.parametrize("make", [*TENSORS, *LISTS])
 @settings(max_examples=15, deadline=None)
 @given(index=ALONG)
-def test_one_element_goes_to_all_that_are_named(
+def test_one_element_is_written_to_every_row_of_the_index(
     make: Callable[..., Storage], kind: type[ReplayBuffer], index: Any
 ) -> None:
     buffer, data = filled(make, kind), repeated_steps(1, start=100)[0]
@@ -445,7 +407,7 @@ def test_entries_that_lack_other_dimensions_are_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [{"a": 1}, "text", 3])
-def test_a_list_does_not_repeat_what_may_be_rows(data: object) -> None:
+def test_lists_do_not_repeat_objects_that_may_be_rows(data: object) -> None:
     buffer = ReplayBuffer(storage=ListStorage(4), collate_fn=lambda rows: rows)
     buffer.extend(["p", "q", "r"])
     with pytest.raises(TypeError):
@@ -460,7 +422,7 @@ def test_repeated_elements_of_a_list_are_copies() -> None:
     assert values(buffer)[0] == [7, 100, 2, 3, 4, 5]
 
 
-def test_elements_with_dimensions_of_their_own() -> None:
+def test_elements_with_dimensions_of_their_own_are_repeated() -> None:
     for make in (LazyTensorStorage, LazyStackStorage):
         buffer = ReplayBuffer(storage=make(REPEATED_ROWS))
         buffer.extend(TensorDict({"a": torch.zeros(REPEATED_ROWS, 4)}, [REPEATED_ROWS, 4]))
@@ -468,20 +430,24 @@ def test_elements_with_dimensions_of_their_own() -> None:
         assert buffer[:]["a"].sum(1).tolist() == [0, 6, 6, 0, 0, 0]
 
 
-def test_writing_new_elements_repeats_nothing() -> None:
+def test_new_elements_are_not_repeated() -> None:
     buffer = filled(LazyTensorStorage)
     with pytest.raises((RuntimeError, TypeError, IndexError)):
         buffer.extend(repeated_steps(1)[0])
     assert len(buffer) == REPEATED_ROWS
 
 
-@pytest.mark.parametrize("lacking", [1, 2])
-def test_all_in_the_layout_of_a_user_who_extends_along_another_dimension(lacking: int) -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(REPEATED_ROWS * LANES, ndim=2), dim_extend=1)
-    buffer.extend(repeated_steps(LANES, REPEATED_ROWS))
-    value = repeated_steps(REPEATED_ROWS, start=100) if lacking == 1 else repeated_steps(1, start=100)[0]
-    buffer[:] = value
-    assert values(buffer) == expected((LANES, REPEATED_ROWS), slice(None), value)
+@pytest.mark.parametrize("index", [slice(None), (slice(None), slice(1, 3)), (slice(1, 3), 4)])
+def test_data_is_repeated_in_the_layout_of_the_user(index: Any) -> None:
+    size = selected((LANES, REPEATED_ROWS), index)
+    for dims in range(len(size) + 1):
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(REPEATED_ROWS * LANES, ndim=2), dim_extend=1)
+        buffer.extend(repeated_steps(LANES, REPEATED_ROWS))
+        value = repeated_steps(*size[len(size) - dims :], start=100)
+        buffer[index] = value
+        assert values(buffer) == expected((LANES, REPEATED_ROWS), index, value)
+        rows = torch.arange(REPEATED_ROWS).unsqueeze(1)
+        assert torch.equal(buffer.storage[:]["index"], rows.expand(REPEATED_ROWS, LANES))
 
 
 def test_a_mask_of_all_dimensions_names_elements() -> None:
@@ -496,16 +462,12 @@ def test_a_mask_of_all_dimensions_names_elements() -> None:
         storage[mask[:3]] = torch.tensor(5)
 
 
-def test_a_matrix_of_rows_marks_these_rows() -> None:
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(REPEATED_ROWS * 2, ndim=2),
-        sampler=PrioritizedSampler(REPEATED_ROWS * 2, 1.0, 1.0),
-        dim_extend=0,
-    )
-    buffer.extend(repeated_steps(REPEATED_ROWS, 2))
-    buffer.update_priority(
-        torch.cartesian_prod(torch.arange(REPEATED_ROWS), torch.arange(2)), torch.full((REPEATED_ROWS * 2,), 0.5)
-    )
+def test_rows_of_a_matrix_are_marked_as_updated() -> None:
+    size = REPEATED_ROWS * 2
+    storage, sampler = LazyTensorStorage(size, ndim=2), PrioritizedSampler(size, 1.0, 1.0)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler, dim_extend=0)
+    index = buffer.extend(repeated_steps(REPEATED_ROWS, 2))
+    buffer.update_priority(index, torch.full((size,), 0.5))
     buffer[torch.tensor([[0, 1], [2, 3]])] = repeated_steps(1, start=100)[0]
     weights = buffer.sampler.state_dict()["_sum_tree"]
     assert (weights[:8] > weights[8:].max()).all()
@@ -547,40 +509,28 @@ RECORDS = st.lists(st.tuples(st.integers(-2, CAPACITY + 1), st.integers(-1, 3), 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=4), RECORDS, st.sampled_from([None, False, True]))
-def test_updates_are_those_of_the_model(writes: list[int], records: list[Any], newer: bool | None) -> None:
+def test_conditional_updates_are_those_of_the_model(writes: list[int], records: list[Any], newer: bool | None) -> None:
     buffer, stamps, first = ring(), [-1] * CAPACITY, 0
     for count in writes:
         buffer.extend(rows(first, count))
         for number in range(first, first + count):
             stamps[number % CAPACITY] += 1
         first += count
-    index, generation, version = (list(part) for part in zip(*records, strict=True)) if records else ([], [], [])
     values, versions = buffer[:]["value"].tolist(), buffer[:]["version"].flatten().tolist()
-    live = [0 <= row < CAPACITY and stamp == stamps[row] >= 0 for row, stamp in zip(index, generation, strict=True)]
-    updated = list(live)
+    live = [0 <= row < CAPACITY and stamp == stamps[row] >= 0 for row, stamp, _ in records]
+    chosen: dict[int, int] = {}  # the record that updates each row: the last one, or the last of the newest
+    for number, ((row, _, version), is_live) in enumerate(zip(records, live, strict=True)):
+        fits = newer is None or (is_live and (version > versions[row] if newer else version >= versions[row]))
+        if is_live and fits and (newer is None or version >= records[chosen.get(row, number)][2]):
+            chosen[row] = number
+    updated = [ok if newer is None else chosen.get(records[number][0]) == number for number, ok in enumerate(live)]
+    for row, number in chosen.items():
+        values[row] = 100 + number
+        versions[row] = versions[row] if newer is None else records[number][2]
+    index, generation, version = (list(part) for part in zip(*records, strict=True)) if records else ([], [], [])
+    options: dict[str, Any] = {}
     if newer is not None:
-        stored = list(versions)
-        fits = [
-            is_live and (v > stored[row] if newer else v >= stored[row])
-            for row, v, is_live in zip(index, version, live, strict=True)
-        ]
-        best = {
-            row: max((v, n) for n, (r, v, ok) in enumerate(zip(index, version, fits, strict=True)) if ok and r == row)[
-                1
-            ]
-            for row, ok in zip(index, fits, strict=True)
-            if ok
-        }
-        updated = [best.get(row) == number for number, row in enumerate(index)]
-    for number, (row, done) in enumerate(zip(index, updated, strict=True)):
-        if done:
-            values[row] = 100 + number
-            versions[row] = version[number] if newer is not None else versions[row]
-    options = (
-        {}
-        if newer is None
-        else {"version_key": "version", "version": torch.tensor(version, dtype=torch.int64), "require_newer": newer}
-    )
+        options = {"version_key": "version", "version": torch.tensor(version).long(), "require_newer": newer}
     found = update(buffer, index, generation, **options)
     assert found.updated.tolist() == updated
     assert buffer[:]["value"].tolist() == values
@@ -633,7 +583,7 @@ def test_submitted_updates_come_after_the_batches_prepared_ahead(prefetch: int |
     assert torch.equal(batch["value"] == 50, changed[batch["index"]])
 
 
-def test_synchronize_raises_what_failed_once() -> None:
+def test_synchronize_raises_an_error_once() -> None:
     buffer = ring(4, prefetch=2)
     handle = {"index": torch.arange(2), "generation": torch.zeros(2, dtype=torch.int64)}
     failed = buffer.submit_update_if_present(**handle, patch={"unknown": torch.ones(2)})
@@ -647,21 +597,17 @@ def test_synchronize_raises_what_failed_once() -> None:
     buffer.synchronize()
     with pytest.raises(RuntimeError, match="was shut down"):
         buffer.submit_update_if_present(**handle, patch={})
+    late = TensorDictReplayBuffer(delayed_init=True)
+    late.synchronize()
+    assert not late.initialized
 
 
-def test_synchronize_makes_no_parts() -> None:
-    buffer = TensorDictReplayBuffer(delayed_init=True)
-    buffer.synchronize()
-    assert not buffer.initialized
-
-
-def test_slice_samplers_see_the_change() -> None:
+def test_slice_samplers_see_conditional_updates() -> None:
     buffer = ring(6, sampler=SliceSampler(slice_len=2, traj_key="value"))
     with pytest.raises(RuntimeError, match="long enough"):
         buffer.sample()
-    buffer.update_if_present(
-        index=torch.tensor([2, 3]), generation=torch.tensor([0, 0]), patch={"value": torch.tensor([9, 9])}
-    )
+    nines = {"value": torch.tensor([9, 9])}
+    buffer.update_if_present(index=torch.tensor([2, 3]), generation=torch.tensor([0, 0]), patch=nines)
     assert set(buffer.sample()["index"].flatten().tolist()) == {2, 3}
 
 
@@ -713,21 +659,15 @@ def test_versions_are_those_that_were_given_or_an_error(dtype: torch.dtype, vers
 def test_bad_updates_change_nothing(options: dict[str, Any], error: type[Exception], words: str) -> None:
     buffer = ring(4)
     before = buffer[:].clone()
-    asked: dict[str, Any] = {
-        "index": torch.tensor([0, 1]), "generation": torch.tensor([0, 0]),
-        "patch": {"value": torch.tensor([7, 7])},
-    }  # fmt: skip
+    asked: dict[str, Any] = {"index": torch.tensor([0, 1]), "generation": torch.zeros(2).long()}
     with pytest.raises(error, match=words):
-        buffer.update_if_present(**asked | options)
+        buffer.update_if_present(**asked | {"patch": {"value": torch.tensor([7, 7])}} | options)
     assert (buffer[:] == before).all()
 
 
-def test_parts_that_cannot() -> None:
-    for buffer in (
-        TensorDictReplayBuffer(storage=LazyTensorStorage(4)),
-        ring(2, storage=ListStorage(4)),
-        ring(),
-    ):
+def test_conditional_updates_need_generations_and_columns() -> None:
+    untracked = TensorDictReplayBuffer(storage=LazyTensorStorage(4))
+    for buffer in (untracked, ring(2, storage=ListStorage(4)), ring()):
         with pytest.raises(RuntimeError, match="conditional"):
             update(buffer, [0], [0])
 

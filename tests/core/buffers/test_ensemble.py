@@ -44,6 +44,7 @@ from rbtool import (
     WriterEnsemble,
 )
 from rbtool.core.buffers import ensemble
+from rbtool.core.testing.buffers import moved
 from rbtool.core.testing.datasets import write_packed, write_walks
 
 
@@ -111,20 +112,16 @@ def test_the_example_of_the_reference_page_runs_as_written() -> None:
 
 
 def test_a_batch_has_a_row_for_each_draw_and_is_labelled() -> None:
-    batch, info = ReplayBufferEnsemble(*rings(10, 5, 7)).sample(12, return_info=True)
+    members = rings(10, 5, 7)
+    batch, info = ReplayBufferEnsemble(*members).sample(12, return_info=True)
     assert batch.shape == batch["index"].shape == info["index"]["index"].shape == (3, 4)
     require_labels(batch)
     assert info["index"].batch_size == (3,)
     assert torch.equal(info["source_id"], batch["source_id"])
-
-
-def test_sample_from_all_takes_each_member_once_and_num_buffer_sampled_sets_the_draws() -> None:
-    members = rings(10, 5, 7)
     every = ReplayBufferEnsemble(*members, sample_from_all=True, num_buffer_sampled=2).sample(6)
     assert member_of(every)[:, 0].tolist() == [0, 1, 2]
     few = ReplayBufferEnsemble(*members, num_buffer_sampled=2, p=[0, 1, 0]).sample(6)
-    assert few.shape == (2, 3)
-    assert set(member_of(few).flatten().tolist()) == {1}
+    assert (few.shape, set(member_of(few).flatten().tolist())) == ((2, 3), {1})
 
 
 def test_the_index_of_a_batch_reads_the_same_rows() -> None:
@@ -184,7 +181,7 @@ def test_exact_batches_are_exact_at_the_end_of_an_epoch() -> None:
         ([[torch.arange(2)], [torch.arange(1)]], [[0, 1, 0]]),
     ],
 )
-def test_lists_of_objects_follow_one_another_and_tensors_in_lists_are_joined(batches: list, expected: Any) -> None:
+def test_lists_of_objects_are_chained_and_tensors_in_lists_are_joined(batches: list, expected: Any) -> None:
     if expected is None:
         with pytest.raises(SchemaError, match="batches of str"):
             ensemble._concatenated(batches)
@@ -328,6 +325,8 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
         ((members[0], members[1].storage), {}, None, TypeError),
         (members, {"collate_fns": [None]}, "collate_fns", TypeError),
         ((), {}, None, RuntimeError),
+        (members, {"routing_key": "env", "routing_dim": 0}, "give one of them", UsageError),
+        ([ReplayBufferEnsemble(*members)], {"routing_key": "env"}, "not routed to members that are", UsageError),
         *((members, arguments, None, ValueError) for arguments in (
             {"batch": "flat"}, {"temperature": 0}, {"temperature": True}, {"schema": "any"}, {"num_buffer_sampled": 0},
             {"num_buffer_sampled": 1, "batch": "exact"}, {"storage": ListStorage(3)},
@@ -431,7 +430,7 @@ def test_each_member_gets_one_entry_along_a_dimension(dim: int) -> None:
         assert [member[2]["a"].item() for member in members] == [0, 2, 4]
 
 
-def test_what_members_hold_back_or_reject_is_left_out() -> None:
+def test_rows_that_members_hold_back_or_reject_have_no_index() -> None:
     members = [
         TensorDictReplayBuffer(storage=LazyTensorStorage(9), transform=rbtool.MultiStepTransform(n_steps=2, gamma=0.9)),
         TensorDictReplayBuffer(storage=LazyTensorStorage(1), writer=rbtool.TensorDictMaxValueWriter(rank_key="a")),
@@ -449,12 +448,7 @@ def test_what_members_hold_back_or_reject_is_left_out() -> None:
     ("routing", "data", "error", "message"),
     [
         ({"routing_key": "env"}, numbers(2), KeyError, "no entry 'env'"),
-        (
-            {"routing_key": "env"},
-            numbers(2).set("env", torch.tensor([0, 3])),
-            ValueError,
-            "from 0 to 3, the members are",
-        ),
+        ({"routing_key": "env"}, numbers(2).set("env", torch.tensor([0, 3])), ValueError, "from 0 to 3, the members"),
         ({"routing_key": "env"}, numbers(2).set("env", torch.tensor([0, -1])), ValueError, "from -1 to 0"),
         ({"routing_key": "env"}, numbers(2).set("env", torch.zeros(2)), ValueError, r"torch.float32 \[2\]"),
         ({"routing_key": "env"}, numbers(2).set("env", torch.zeros(2, 2).long()), ValueError, r"\[2, 2\]"),
@@ -464,7 +458,7 @@ def test_what_members_hold_back_or_reject_is_left_out() -> None:
         ({}, numbers(3), RuntimeError, "cannot be written to"),
     ],
 )
-def test_data_without_a_way_to_the_members_is_refused(
+def test_data_that_cannot_be_routed_are_refused(
     routing: dict[str, Any], data: Any, error: type[Exception], message: str
 ) -> None:
     buffer = ReplayBufferEnsemble(*rings(0, 0, 0), **routing)
@@ -473,14 +467,7 @@ def test_data_without_a_way_to_the_members_is_refused(
     assert buffer.write_count == 0
 
 
-def test_there_is_one_way_to_the_members() -> None:
-    with pytest.raises(UsageError, match="give one of them"):
-        ReplayBufferEnsemble(*rings(0, 0), routing_key="env", routing_dim=0)
-    with pytest.raises(UsageError, match="not routed to members that are ensembles"):
-        ReplayBufferEnsemble(ReplayBufferEnsemble(*rings(0, 0)), routing_key="env")
-
-
-def test_environments_are_streams_of_their_own() -> None:
+def test_slices_of_routed_environments_hold_steps_of_one() -> None:
     members = [
         TensorDictReplayBuffer(storage=LazyTensorStorage(30), sampler=StreamingSliceSampler(slice_len=3))
         for _ in range(2)
@@ -517,15 +504,6 @@ def test_an_ensemble_cannot_be_written_to_and_its_members_can() -> None:
     buffer[1].extend(data)
     assert buffer.storage.sizes == [5, 7]
     assert buffer.write_count == 12
-
-
-def test_clashing_dtypes_are_refused_instead_of_converted() -> None:
-    members = [TensorDictReplayBuffer(storage=LazyTensorStorage(5)) for _ in range(2)]
-    for dtype, member in zip((torch.float32, torch.float64), members, strict=True):
-        member.extend(TensorDict({"a": torch.zeros(5, dtype=dtype)}, [5]))
-    for arguments in ({}, {"schema": "union"}, {"schema": "intersect"}, {"batch": "exact"}):
-        with pytest.raises(RuntimeError, match="'a': member 0 has float32"):
-            ReplayBufferEnsemble(*members, sample_from_all=True, **arguments).sample(4)
 
 
 @pytest.mark.parametrize(("schema", "gone"), [("union", set()), ("intersect", {("a", "b")})])
@@ -747,81 +725,43 @@ def drawn(buffer: ReplayBufferEnsemble) -> list[float]:
 
 
 @pytest.mark.parametrize("prefetch", [None, 3])
-def test_a_dictionary_of_state_continues_with_the_same_batches(prefetch: int | None) -> None:
-    buffer = make(True, prefetch=prefetch)
+@pytest.mark.parametrize("way", ["state", "folder"])
+def test_a_restored_ensemble_continues_with_the_same_batches(way: str, prefetch: int | None, tmp_path: Path) -> None:
+    path, buffer = tmp_path / "saved", make(True, prefetch=prefetch)
     buffer.sample()
     buffer.p, buffer.temperature = [5, 4, 3, 2, 1], 2.0
-    state = copy.deepcopy(buffer.state_dict())
-    expected = drawn(buffer)
-    other = make(False, generator=seeded(5), prefetch=prefetch)
-    other.load_state_dict(state)
-    assert drawn(other) == expected
+    other = moved(buffer, make(False, generator=seeded(5), prefetch=prefetch), way, path)
+    assert drawn(other) == drawn(buffer)
     assert torch.equal(other.p, buffer.p)
     assert other.temperature == 2.0
-    other[0].extend(numbers(2))
-    buffer[0].extend(numbers(2))
-    assert torch.equal(other[0].storage[:]["a"], buffer[0].storage[:]["a"])
-
-
-@pytest.mark.parametrize("prefetch", [None, 3])
-def test_a_folder_continues_with_the_same_batches(prefetch: int | None, tmp_path: Path) -> None:
-    buffer = make(True, prefetch=prefetch)
-    buffer.sample()
-    buffer.dumps(tmp_path / "saved")
-    assert {"0", "1", "2", "3", "4"} <= {one.name for one in (tmp_path / "saved" / "storage").iterdir()}
-    assert (tmp_path / "saved" / "storage" / "0_transform.pt").is_file()
-    expected = drawn(buffer)
-    other = make(False, generator=seeded(5), prefetch=prefetch)
-    other.loads(tmp_path / "saved")
-    assert drawn(other) == expected
-    other.dumps(tmp_path / "saved")
-    again = make(False, prefetch=prefetch)
-    again.loads(tmp_path / "saved")
+    again = moved(other, make(False, prefetch=prefetch), way, path)
     assert drawn(again) == drawn(other)
+    for one in (buffer, other):
+        one[0].extend(numbers(2))
+    assert torch.equal(other[0].storage[:]["a"], buffer[0].storage[:]["a"])
+    emptied = moved(make(False), make(True), way, path)
+    assert emptied.storage.sizes == [0] * 5
 
 
-def test_a_full_ring_of_a_member_is_loaded_into_a_larger_one(tmp_path: Path) -> None:
-    small = ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(10)), batch_size=4)
-    small[0].extend(numbers(13))
-    large = ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(20)), batch_size=4)
-    small.dumps(tmp_path / "saved")
-    large.loads(tmp_path / "saved")
-    large[0].extend(numbers(1, 50))
-    assert large[0][:]["a"].tolist() == [*range(3, 13), 50]
-
-
-def test_a_storage_ensemble_is_saved_and_loaded_by_itself(tmp_path: Path) -> None:
-    storage = StorageEnsemble(*(one.storage for one in rings(5, 0, 7)))
-    storage.dumps(tmp_path / "saved")
-    other = StorageEnsemble(*(one.storage for one in rings(0, 3, 0)))
-    other.loads(tmp_path / "saved")
-    assert other.sizes == [5, 0, 7]
-    assert torch.equal(other[2][:]["a"], storage[2][:]["a"])
-    state = storage.state_dict()
-    third = StorageEnsemble(*(one.storage for one in rings(0, 3, 0)))
-    third.load_state_dict(state)
-    assert third.sizes == [5, 0, 7]
-    storage.dumps(tmp_path / "saved")
-
-
-def test_the_samplers_and_writers_of_an_ensemble_are_saved_by_themselves(tmp_path: Path) -> None:
-    buffer = make(True)
-    buffer.sample()
-    buffer.sampler.dumps(tmp_path / "sampler")
-    buffer.writer.dumps(tmp_path / "writer")
-    other = make(True)
-    other.p = [1, 1, 1, 1, 1]
-    other.sampler.loads(tmp_path / "sampler")
-    other.writer.loads(tmp_path / "writer")
+def test_parts_of_an_ensemble_are_saved_by_themselves(tmp_path: Path) -> None:
+    buffer, other = make(True), make(True, p=[1] * 5)
+    buffer.dumps(tmp_path / "saved")
+    assert {"0", "1", "2", "3", "4", "0_transform.pt"} <= {one.name for one in (tmp_path / "saved/storage").iterdir()}
+    for name in ("sampler", "writer"):
+        getattr(buffer, name).dumps(tmp_path / name)
+        getattr(other, name).loads(tmp_path / name)
     assert torch.equal(other.p, buffer.p)
     assert [one.write_count for one in other.writer.members[:3]] == [13, 7, 9]
 
 
-def test_an_empty_ensemble_is_saved_and_loaded(tmp_path: Path) -> None:
-    make(False).dumps(tmp_path / "saved")
-    other = make(True)
-    other.loads(tmp_path / "saved")
-    assert other.storage.sizes == [0] * 5
+def test_a_full_ring_of_a_member_is_loaded_into_a_larger_one(tmp_path: Path) -> None:
+    small, large = (
+        ReplayBufferEnsemble(TensorDictReplayBuffer(storage=LazyTensorStorage(size)), batch_size=4) for size in (10, 20)
+    )
+    small[0].extend(numbers(13))
+    moved(small, large, "folder", tmp_path / "saved")
+    large[0].extend(numbers(1, 50))
+    assert large[0][:]["a"].tolist() == [*range(3, 13), 50]
 
 
 def test_a_checkpoint_of_another_set_of_members_is_refused_with_nothing_changed(tmp_path: Path) -> None:
@@ -834,7 +774,7 @@ def test_a_checkpoint_of_another_set_of_members_is_refused_with_nothing_changed(
             load()
     with pytest.raises(ValueError, match="single buffer"):
         three.loads(tmp_path / "one")
-    with pytest.raises(rbtool.RbtoolError):
+    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, expected one of a single buffer"):
         ring(0).loads(tmp_path / "two")
     with pytest.raises(RuntimeError):
         three.load_state_dict(ring(0).state_dict())
@@ -893,18 +833,23 @@ def test_a_dictionary_that_is_refused_at_its_end_leaves_all_as_they_were(entry: 
 
 
 def test_a_storage_ensemble_is_loaded_whole_or_not_at_all(tmp_path: Path) -> None:
-    storage = StorageEnsemble(*(one.storage for one in rings(5, 6, 7)))
-    storage.dumps(tmp_path / "saved")
-    state = storage.state_dict() | {"2": ListStorage(3).state_dict()}
-    other = StorageEnsemble(*(one.storage for one in rings(3, 0, 2)))
-    before = copy.deepcopy([leaf[:]["a"] if len(leaf) else None for leaf in other.leaves])
+    def storages(*sizes: int) -> StorageEnsemble:
+        return StorageEnsemble(*(one.storage for one in rings(*sizes)))
+
+    storage = storages(5, 0, 7)
+    for way in ("state", "folder"):
+        other = moved(storage, storages(0, 3, 0), way, tmp_path / "saved")
+        assert other.sizes == [5, 0, 7]
+        assert torch.equal(other[2][:]["a"], storage[2][:]["a"])
+    other = storages(3, 0, 2)
+    before = [other[member][:]["a"].clone() for member in (0, 2)]
     flip(tmp_path / "saved" / "2" / "segment-00000.memmap", 0)
+    state = storage.state_dict() | {"2": ListStorage(3).state_dict()}
     for load in (lambda: other.loads(tmp_path / "saved"), lambda: other.load_state_dict(state)):
         with pytest.raises((rbtool.RbtoolError, KeyError)):
             load()
         assert other.sizes == [3, 0, 2]
-        assert torch.equal(other[0][:]["a"], before[0])
-        assert torch.equal(other[2][:]["a"], before[2])
+        assert [other[member][:]["a"].tolist() for member in (0, 2)] == [rows.tolist() for rows in before]
 
 
 def test_a_dataset_in_an_ensemble_is_saved_and_never_emptied(tmp_path: Path) -> None:
@@ -914,11 +859,8 @@ def test_a_dataset_in_an_ensemble_is_saved_and_never_emptied(tmp_path: Path) -> 
     live.extend(dataset[:3])
     buffer = ReplayBufferEnsemble(dataset, live, batch="exact", batch_size=6)
     buffer.dumps(tmp_path / "saved")
-    other = ReplayBufferEnsemble(
-        rbtool.load_dataset(tmp_path / "walks", seed=1),
-        TensorDictReplayBuffer(storage=LazyTensorStorage(30)),
-        batch="exact",
-    )
+    fresh = rbtool.load_dataset(tmp_path / "walks", seed=1), TensorDictReplayBuffer(storage=LazyTensorStorage(30))
+    other = ReplayBufferEnsemble(*fresh, batch="exact")
     other.loads(tmp_path / "saved")
     assert other.storage.sizes == [10, 3]
     assert torch.equal(other.sample(6)["index", "index"][:3], buffer.sample(6)["index", "index"][:3])
@@ -997,14 +939,6 @@ def test_hooks_are_refused_when_they_are_registered_and_members_take_them(tmp_pa
     buffer[1].register_save_hook(lambda data, path: paths.append(path) or data)
     buffer.dumps(tmp_path / "saved")
     assert len(paths) == 1
-
-
-def test_the_checkpoint_of_an_ensemble_is_not_that_of_a_single_buffer(tmp_path: Path) -> None:
-    members = rings(4, 4)
-    ReplayBufferEnsemble(*members).dumps(tmp_path / "saved")
-    with pytest.raises(rbtool.FormatError, match="of an ensemble was found, expected one of a single buffer"):
-        members[0].loads(tmp_path / "saved")
-    assert len(members[0]) == 4
 
 
 def test_threads_that_join_at_once_see_members_alike(monkeypatch: pytest.MonkeyPatch) -> None:

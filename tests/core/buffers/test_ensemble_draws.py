@@ -57,15 +57,17 @@ def episode(start: int, number: int, length: int, end: str) -> TensorDict:
     return TensorDict({"a": steps, "episode": torch.full((length,), number), "is_init": first, "next": flags}, [length])
 
 
-def ring(member: int, lengths: Sequence[int], end: str, sampler: Any, **arguments: Any) -> TensorDictReplayBuffer:
+def ring(
+    member: int, lengths: Sequence[int], end: str, sampler: Any, storage: Any = None, **arguments: Any
+) -> TensorDictReplayBuffer:
     """A ring with episodes of some lengths, the last with this end; its first step is 1000 * member."""
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=sampler, **arguments)
+    buffer = TensorDictReplayBuffer(storage=storage or LazyTensorStorage(CAPACITY), sampler=sampler, **arguments)
     start = 1000 * member
     for number, length in enumerate(lengths):
         last = number == len(lengths) - 1
         buffer.extend(episode(start, number, length, end if last else ("terminated", "truncated")[number % 2]))
         start += length
-    if isinstance(sampler, PrioritizedSampler):
+    if isinstance(sampler, PrioritizedSampler) and lengths:
         buffer.update_priority(torch.arange(len(buffer)), torch.rand(len(buffer), generator=seeded(member)))
     return buffer
 
@@ -164,9 +166,8 @@ def test_rows_are_drawn_with_the_probabilities_of_their_samplers(kind: str, form
     assert starts.sum() == found.sum()
     within = starts / starts.sum(1, keepdim=True)
     assert torch.allclose(within, torch.tensor(SHARES[kind]).expand_as(within), atol=0.02)
-    assert torch.allclose(
-        starts.sum(1) / found.sum(), torch.tensor([0.25, 0.75]), atol=0.12 if form == "stack" else 0.01
-    )
+    shares = starts.sum(1) / found.sum()
+    assert torch.allclose(shares, torch.tensor([0.25, 0.75]), atol=0.12 if form == "stack" else 0.01)
 
 
 # What changes ----------------------------------------------------------------------------------------
@@ -206,11 +207,11 @@ def test_a_member_without_a_long_trajectory_or_with_priorities_of_zero_is_refuse
         ReplayBufferEnsemble(*rings, batch="exact").sample(12)
 
 
-def test_members_that_keep_their_info_and_those_that_do_not() -> None:
+def test_members_that_keep_their_info_are_joined_with_others() -> None:
     plain = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=SAMPLERS["slices"]())
-    plain.extend(ring(1, (4, 4), "open", None)[:].exclude("index"))
     other = ReplayBuffer(storage=LazyTensorStorage(CAPACITY), sampler=SAMPLERS["slices"](), writer=RoundRobinWriter())
-    other.extend(ring(0, (4, 4), "open", None)[:].exclude("index"))
+    for number, member in enumerate((other, plain)):
+        member.extend(ring(number, (4, 4), "open", None)[:].exclude("index"))
     batch, info = ReplayBufferEnsemble(other, plain, batch="exact").sample(12, return_info=True)
     assert not batch["next", "truncated"].view(-1, STEPS)[:, :-1].any()
     assert info["next", "truncated"].view(-1, STEPS)[:, -1].all()
@@ -268,11 +269,11 @@ def test_ensembles_of_the_same_members_in_another_order_do_not_wait_for_each_oth
 # Rows are rows of the member that their labels name -----------------------------------------------
 
 
-MODEL_CAPACITY, MODEL_STEPS = 12, 2
-MODEL_SAMPLERS: dict[str, Callable[[], Any]] = {
+MODEL_STEPS = 2
+MODEL_SAMPLERS: dict[str, Make] = {
     "uniform": RandomSampler,
     "epochs": SamplerWithoutReplacement,
-    "priorities": lambda: PrioritizedSampler(MODEL_CAPACITY, 0.7, 0.5),
+    "priorities": SAMPLERS["priorities"],
     "slices": lambda: SliceSampler(slice_len=MODEL_STEPS, traj_key="episode", strict_length=False, pad_output=True),
 }
 
@@ -290,23 +291,10 @@ class Member:
 
     def buffer(self, number: int) -> Any:
         """Make the ring, or an ensemble of it; rows are numbered from 1000 * `number` on."""
-        storage = ListStorage(MODEL_CAPACITY) if self.as_list else LazyTensorStorage(MODEL_CAPACITY)
-        generator = torch.Generator().manual_seed(number) if self.seeded else None
-        ring = TensorDictReplayBuffer(storage=storage, sampler=MODEL_SAMPLERS[self.sampler](), generator=generator)
-        start = 1000 * number
-        for episode, length in enumerate(self.lengths):
-            ring.extend(self.episode(start, episode, length, self.last if episode == len(self.lengths) - 1 else "done"))
-            start += length
-        return ReplayBufferEnsemble(ring, batch="exact") if self.nested else ring
-
-    @staticmethod
-    def episode(start: int, episode: int, length: int, end: str) -> TensorDict:
-        """Make the steps of an episode that is done, truncated or not finished."""
-        flags = {name: torch.zeros(length, 1, dtype=torch.bool) for name in ("done", "terminated", "truncated")}
-        if end != "open":
-            flags["done"][-1] = flags["terminated" if end == "done" else "truncated"][-1] = True
-        numbers = torch.arange(start, start + length)
-        return TensorDict({"a": numbers, "episode": torch.full((length,), episode), "next": flags}, [length])
+        storage = ListStorage(CAPACITY) if self.as_list else LazyTensorStorage(CAPACITY)
+        generator, sampler = seeded(number) if self.seeded else None, MODEL_SAMPLERS[self.sampler]()
+        made = ring(number, self.lengths, self.last, sampler, storage, generator=generator)
+        return ReplayBufferEnsemble(made, batch="exact") if self.nested else made
 
 
 model_lengths = st.one_of(
@@ -316,9 +304,8 @@ model_lengths = st.one_of(
     st.lists(st.integers(1, 7), min_size=4, max_size=6),  # wrapped, maybe in an episode
 ).map(tuple)
 members = st.builds(
-    Member, model_lengths, st.sampled_from(["done", "truncated", "open"]), st.sampled_from(sorted(MODEL_SAMPLERS)),
-    st.booleans(), st.booleans(), st.booleans(),
-)  # fmt: skip
+    Member, model_lengths, ends, st.sampled_from(sorted(MODEL_SAMPLERS)), st.booleans(), st.booleans(), st.booleans()
+)
 choices = st.sampled_from([None, "size", "weights", "all"])
 
 
@@ -358,10 +345,10 @@ def test_every_row_is_that_of_the_member_that_its_labels_name(
     buffers = [plan.buffer(number) for number, plan in enumerate(plans)]
     weights = [float(bool(plan.lengths)) * (number + 1) for number, plan in enumerate(plans)]
     p = {"size": "size", "weights": weights if any(weights) else None}.get(choice or "")
+    schema: Any = "intersect" if len(some) > 1 else None
     buffer = ReplayBufferEnsemble(
-        *buffers, p=p, sample_from_all=choice == "all", batch=form, generator=torch.Generator().manual_seed(seed),
-        schema="intersect" if len(some) > 1 else None,
-    )  # fmt: skip
+        *buffers, p=p, sample_from_all=choice == "all", batch=form, generator=seeded(seed), schema=schema
+    )
     size = MODEL_STEPS * len(plans) * 6
     if not filled or (p is None and len(filled) < len(plans)):
         with pytest.raises(RuntimeError, match="empty storage"):
@@ -380,16 +367,13 @@ def test_every_row_is_that_of_the_member_that_its_labels_name(
 @settings(deadline=None, max_examples=25)
 @given(st.lists(members.filter(lambda one: bool(one.lengths)), min_size=1, max_size=3), st.booleans())
 def test_a_state_continues_the_stream(plans: list[Member], exact: bool) -> None:
-    some = {plan.sampler for plan in plans}
+    some, size = {plan.sampler for plan in plans}, MODEL_STEPS * len(plans) * 4
     assume(exact or "epochs" not in some)
+    options: dict[str, Any] = {"batch": "exact" if exact else "stack", "schema": "intersect" if len(some) > 1 else None}
     made = [
-        ReplayBufferEnsemble(
-            *[plan.buffer(number) for number, plan in enumerate(plans)], batch="exact" if exact else "stack",
-            generator=torch.Generator().manual_seed(seed), schema="intersect" if len(some) > 1 else None,
-        )
+        ReplayBufferEnsemble(*[plan.buffer(n) for n, plan in enumerate(plans)], generator=seeded(seed), **options)
         for seed in (1, 2)
-    ]  # fmt: skip
-    size = MODEL_STEPS * len(plans) * 4
+    ]
     made[0].sample(size)
     made[1].load_state_dict(made[0].state_dict())
     for _ in range(3):
@@ -400,10 +384,6 @@ def test_a_state_continues_the_stream(plans: list[Member], exact: bool) -> None:
 
 @pytest.mark.parametrize("form", ["stack", "exact"])
 def test_members_without_padding_have_a_mask_beside_those_with_some(form: Any) -> None:
-    members = []
-    for length in (4, 1):
-        sampler = SliceSampler(slice_len=2, traj_key="episode", strict_length=False, pad_output=True)
-        members.append(TensorDictReplayBuffer(storage=LazyTensorStorage(12), sampler=sampler))
-        members[-1].extend(Member.episode(0, 0, length, "done"))
+    members = [ring(0, (length,), "terminated", MODEL_SAMPLERS["slices"]()) for length in (4, 1)]
     batch = ReplayBufferEnsemble(*members, batch=form, sample_from_all=True).sample(8)
     assert batch["collector", "mask"].flatten().tolist() == [True] * 4 + [True, False] * 2

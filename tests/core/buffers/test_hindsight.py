@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import groupby
 from typing import Any
@@ -166,7 +167,7 @@ def assert_relabelled(ring: Ring, batch: TensorDict, count: int) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 2), st.data(), st.sampled_from(list(HindsightStrategy)))
-def test_histories_of_writes(lanes: int, data: Any, strategy: str) -> None:
+def test_goals_are_legal_after_any_history_of_writes(lanes: int, data: Any, strategy: str) -> None:
     ring = Ring(lanes, strategy=strategy, her_ratio=1.0)
     rows = data.draw(step_lists(lanes, 40))
     while rows:
@@ -190,15 +191,22 @@ def test_an_empty_buffer_and_the_storage_stay_as_they_are() -> None:
     assert (ring.buffer[:]["goal"] == -1).all()
 
 
-@pytest.mark.parametrize("form", ["slices", "batched slices", "prioritized", "list", "prefetch", "wrapped list"])
-def test_other_parts(form: str) -> None:
-    options: dict[str, Any] = {
-        "slices": {"sampler": SliceSampler(slice_len=2)},
-        "batched slices": {"sampler": SliceSampler(slice_len=2, batched=True)},
-        "prioritized": {"sampler": PrioritizedSampler(CAPACITY, 0.6, 0.4)},
-        "prefetch": {"prefetch": 2},
-    }.get(form, {"storage": ListStorage(CAPACITY)})
-    ring = filled("wrapped" if form != "list" else "exactly full", "ragged", 1, strategy="episode", **options)
+FORMS: dict[str, Callable[[], dict[str, Any]]] = {
+    "tensors": dict,
+    "list": lambda: {"storage": ListStorage(CAPACITY)},
+    "prefetch": lambda: {"prefetch": 2},
+    "slices": lambda: {"sampler": SliceSampler(slice_len=2)},
+    "batched slices": lambda: {"sampler": SliceSampler(slice_len=2, batched=True)},
+    "prioritized": lambda: {"sampler": PrioritizedSampler(CAPACITY, 0.6, 0.4)},
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "fill"), [*((form, "wrapped") for form in FORMS if form != "tensors"), ("list", "exactly full")]
+)
+def test_steps_are_relabelled_with_other_parts(form: str, fill: str) -> None:
+    options = FORMS[form]()
+    ring = filled(fill, "ragged", 1, strategy="episode", **options)
     legal, seen = ring.goals("episode"), 0
     for _ in range(options.get("prefetch", 0)):
         ring.buffer.sample()  # batches made before the last writes
@@ -267,8 +275,8 @@ def test_edits_in_place_are_seen_and_transforms_come_after() -> None:
     assert set(ring.buffer.sample()["goal"].tolist()) == {2 * (100 + CAPACITY - 1)}
 
 
-def test_what_a_step_achieved_may_be_its_goal() -> None:
-    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+def test_the_goal_may_be_what_a_step_achieved() -> None:
+    data = three_episodes()
     data["next", "number"] = data["number"] + 1
     buffer = HERReplayBuffer(
         reached, strategy="final", her_ratio=1.0, goal_key="goal", achieved_goal_key=("next", "number"),
@@ -280,14 +288,13 @@ def test_what_a_step_achieved_may_be_its_goal() -> None:
     assert batch["goal"].tolist() == [last[number] for number in batch["number"].tolist()]
 
 
+def three_episodes() -> TensorDict:
+    return data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+
+
 @pytest.mark.parametrize("form", ["tensors", "list", "prefetch", "slices"])
 def test_goals_before_the_step_are_announced_once_where_those_after_it_are_stored(form: str) -> None:
-    options: dict[str, Any] = {
-        "list": {"storage": ListStorage(CAPACITY)}, "prefetch": {"prefetch": 2},
-        "slices": {"sampler": SliceSampler(slice_len=2)},
-    }.get(form, {})  # fmt: skip
-    ring = Ring(**options)
-    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+    ring, data = Ring(**FORMS[form]()), three_episodes()
     data["next", "number"] = data["number"] + 1
     ring.buffer.extend(data)
     with pytest.warns(UserWarning, match=r"achieved_goal_key=\('next', 'number'\) takes what") as caught:
@@ -295,7 +302,7 @@ def test_goals_before_the_step_are_announced_once_where_those_after_it_are_store
     assert [one.filename for one in caught] == [__file__]
     for _ in range(5):
         ring.buffer.sample()
-    nothing = Ring(her_ratio=0, **options | ({"storage": ListStorage(CAPACITY)} if form == "list" else {}))
+    nothing = Ring(her_ratio=0, **FORMS[form]())
     nothing.buffer.extend(data)
     nothing.buffer.sample()
 
@@ -312,12 +319,8 @@ def test_terminations_by_a_function_of_their_own_or_never() -> None:
 
 @pytest.mark.parametrize("form", ["tensors", "list", "prefetch", "slices"])
 def test_stored_flags_stay_where_nothing_computes_them_and_a_warning_says_so_once(form: str) -> None:
-    options: dict[str, Any] = {
-        "list": {"storage": ListStorage(CAPACITY)}, "prefetch": {"prefetch": 2},
-        "slices": {"sampler": SliceSampler(slice_len=2)},
-    }.get(form, {})  # fmt: skip
-    ring = Ring(reward_fn=lambda rows: reached(rows)[0], her_ratio=1.0, strategy="final", **options)
-    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+    ring = Ring(reward_fn=lambda rows: reached(rows)[0], her_ratio=1.0, strategy="final", **FORMS[form]())
+    data = three_episodes()
     ring.buffer.extend(data)
     with pytest.warns(UserWarning, match=r"'next.terminated' of relabelled steps .* pass terminated_fn;") as caught:
         ring.buffer.sample()
@@ -330,14 +333,19 @@ def test_stored_flags_stay_where_nothing_computes_them_and_a_warning_says_so_onc
             assert batch["next", key].equal(data["next", key][batch["number"]])
 
 
-@pytest.mark.parametrize("change", ["terminated is not stored", "terminated_fn", "reward_fn", "no goal ends", "ratio"])
-def test_nothing_warns_of_flags_that_are_computed_or_not_there(change: str) -> None:
-    options: dict[str, Any] = {
-        "terminated_fn": {"terminated_fn": lambda rows: reached(rows)[1]}, "reward_fn": {"reward_fn": reached},
-        "no goal ends": {"terminated_fn": False}, "ratio": {"her_ratio": 0.0},
-    }.get(change, {})  # fmt: skip
-    ring = Ring(**{"reward_fn": lambda rows: reached(rows)[0]} | options)
-    data = data_of(rows_of([episodes([4, 3, 2], ["terminated"])], 9))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"terminated_fn": lambda rows: reached(rows)[1]},
+        {"reward_fn": reached},
+        {"terminated_fn": False},
+        {"her_ratio": 0.0},
+    ],
+    ids=["terminated is not stored", "terminated_fn", "reward_fn", "no goal ends", "ratio"],
+)
+def test_nothing_warns_of_flags_that_are_computed_or_not_there(options: dict[str, Any]) -> None:
+    ring, data = Ring(**{"reward_fn": lambda rows: reached(rows)[0]} | options), three_episodes()
     ring.buffer.extend(data if options else data.exclude(("next", "terminated")))
     ring.buffer.sample()
 
@@ -361,7 +369,7 @@ def test_the_text_of_a_buffer_has_strategy_and_goals() -> None:
         ({"reward_key": 3}, ValueError, "key"),
     ],
 )
-def test_arguments_that_make_no_sense(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_unusable_arguments_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(UsageError, match=words) as raised:
         Ring(**options)
     assert isinstance(raised.value, error)

@@ -30,23 +30,20 @@ def sampler(capacity: int = 10, **more: Any) -> PrioritizedSampler:
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_it_grows_with_a_storage_of_whole_rows(device: str | None) -> None:
+def test_samplers_grow_with_whole_rows_and_with_a_list_without_bounds(device: str | None) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(10, ndim=2), sampler=sampler(device=device))
     index = buffer.extend(torch.arange(12).reshape(3, 4))
     assert buffer.sampler.max_capacity == buffer.storage.max_size == 12
     buffer.update_priority(index, torch.arange(1.0, 13))
     assert drawn_weights(buffer) == expected(*range(1, 13))
-
-
-def test_it_grows_with_a_list_without_bounds() -> None:
-    buffer = ReplayBuffer(storage=ListStorage(), sampler=sampler(2))
+    buffer = ReplayBuffer(storage=ListStorage(), sampler=sampler(2, device=device))
     for first in range(0, 30, 3):
         index = buffer.extend([torch.tensor(row) for row in range(first, first + 3)])
         buffer.update_priority(index, torch.tensor([1.0, 2.0, 3.0]))
     assert drawn_weights(buffer) == expected(*[1, 2, 3] * 10)
 
 
-def test_what_there_was_stays_when_it_grows() -> None:
+def test_priorities_are_kept_when_a_sampler_grows() -> None:
     grows = sampler(4, max_priority_within_buffer=True, dtype=torch.float64)
     grows.update_priority(torch.arange(4), torch.tensor([1.0, 7.0, 0.0, 2.0]))
     grows.fit(TensorStorage(torch.arange(9)))
@@ -55,7 +52,7 @@ def test_what_there_was_stays_when_it_grows() -> None:
     assert grows.state_dict()["_sum_tree"].tolist() == [1, 7, 0, 2, 7, 7, 0, 0, 0]
 
 
-def test_growing_beyond_what_weights_can_be_changes_nothing() -> None:
+def test_a_sampler_whose_weights_would_overflow_does_not_grow() -> None:
     grows = sampler(2, dtype=torch.float64)
     grows.update_priority(0, 8e307)
     with pytest.raises(RuntimeError, match=r"a weight is 8e\+307, 10 elements can have up to 1\.7.*e\+307"):
@@ -74,7 +71,7 @@ def steps(lanes: int, count: int = 3) -> TensorDict:
     return TensorDict({"end": ends, "a": torch.zeros(lanes, count)}, [lanes, count])
 
 
-def test_one_of_slices_grows_with_a_storage_of_whole_rows() -> None:
+def test_slice_samplers_grow_with_a_storage_of_whole_rows() -> None:
     buffer = TensorDictReplayBuffer(
         storage=LazyTensorStorage(10, ndim=2), sampler=of_slices(10), dim_extend=1, batch_size=40
     )
@@ -88,7 +85,7 @@ def test_one_of_slices_grows_with_a_storage_of_whole_rows() -> None:
     assert buffer.sample()["index"][::2].unique(dim=0).tolist() == [[1, 3]]
 
 
-def test_one_of_slices_knows_where_they_may_begin_when_it_grows_between_batches() -> None:
+def test_slice_samplers_know_the_legal_starts_after_growing_between_batches() -> None:
     slices = of_slices(3)
     storage = TensorStorage(steps(1)[0])
     assert set(slices.sample(storage, 80)[0][0][::2].tolist()) == {0, 1}
@@ -145,7 +142,7 @@ TOO_SMALL = "max_capacity is 5, but the storage has room for 10 elements"
 @pytest.mark.parametrize("kind", [PrioritizedSampler, PrioritizedSliceSampler])
 @pytest.mark.parametrize("storage", [lambda: LazyTensorStorage(10), lambda: ListStorage(10)])
 @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
-def test_one_that_is_too_small_grows_to_the_storage_with_a_warning(
+def test_a_sampler_that_is_too_small_grows_to_the_storage_with_a_warning(
     kind: Any, storage: Callable[[], Any], writer: Callable[[], Any]
 ) -> None:
     if kind is PrioritizedSliceSampler and writer is TensorDictMaxValueWriter:
@@ -161,14 +158,7 @@ def test_one_that_is_too_small_grows_to_the_storage_with_a_warning(
     assert buffer.sample(1)["next", "reward"].tolist() == [9.0]
 
 
-def test_one_that_is_too_small_is_put_in_place() -> None:
-    buffer = weighted(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
-    with pytest.warns(UserWarning, match=TOO_SMALL):
-        buffer.set_sampler(sampler(5))
-    assert drawn_weights(buffer) == expected(*[1] * 6)
-
-
-def test_a_larger_storage_is_put_in_place() -> None:
+def test_samplers_grow_with_a_new_storage_and_new_samplers_with_the_storage() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler(5))
     buffer.update_priority(buffer.extend(torch.arange(3)), torch.tensor([1.0, 2.0, 3.0]))
     with pytest.warns(UserWarning, match=TOO_SMALL):
@@ -177,6 +167,10 @@ def test_a_larger_storage_is_put_in_place() -> None:
     buffer.set_storage(LazyTensorStorage(20))  # no second warning
     buffer.extend(torch.arange(20))
     assert drawn_weights(buffer) == expected(*[1] * 20)
+    other = weighted(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    with pytest.warns(UserWarning, match=TOO_SMALL):
+        other.set_sampler(sampler(5))
+    assert drawn_weights(other) == expected(*[1] * 6)
 
 
 def test_priorities_from_before_the_buffer_are_kept() -> None:
@@ -205,7 +199,7 @@ def test_elements_that_the_storage_lacks_get_no_priority(own: bool, sync: bool, 
     assert drawn_weights(buffer) == expected(2, 1, 1, 2)
 
 
-def test_nor_those_of_several_dimensions() -> None:
+def test_elements_of_several_dimensions_that_the_storage_lacks_get_no_priority() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), sampler=sampler(12), dim_extend=0)
     buffer.extend(torch.arange(8).reshape(2, 4))
     with pytest.raises(IndexError, match="there is no element 8: the storage has 8"):
@@ -238,7 +232,7 @@ class Counts(CountsBoth):
 
 @pytest.mark.parametrize(("kind", "times"), [(Counts, 1), (CountsBoth, 2)])
 @pytest.mark.parametrize("ndim", [1, 2])
-def test_it_is_told_once_of_a_write(kind: type[CountsBoth], times: int, ndim: int) -> None:
+def test_samplers_hear_of_each_write_once(kind: type[CountsBoth], times: int, ndim: int) -> None:
     own = kind(12, **EXPONENTS)
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=ndim), sampler=own, dim_extend=0)
     rows = torch.arange(8).reshape(4, 2) if ndim > 1 else torch.arange(4)
@@ -279,7 +273,7 @@ def test_edits_by_coordinates_are_heard(index: Any, marked: set[int]) -> None:
 
 
 @pytest.mark.parametrize("storage", [LazyStackStorage, ListStorage])
-def test_what_a_batch_is_given_stays_in_the_batch(storage: Any) -> None:
+def test_entries_added_to_a_batch_do_not_reach_the_elements(storage: Any) -> None:
     elements = [TensorDict({"a": torch.zeros(n), "in": {"b": torch.ones(n)}}, []) for n in (1, 2, 3)]
     buffer = TensorDictReplayBuffer(storage=storage(5), sampler=sampler(), writer=RoundRobinWriter(), batch_size=20)
     buffer.extend(LazyStackedTensorDict.lazy_stack(elements))

@@ -10,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from processes import ChildError, in_a_child
 from tensordict import TensorDict
 from waiting import HANG, run_threads
 
@@ -36,25 +37,6 @@ from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.storages.write_log import Counter
 
 # What other processes see -------------------------------------------------------------------------
-
-
-def in_a_child(act: Callable[..., Any], *arguments: Any, method: str = "fork") -> str:
-    """Call a function in another process, and return what it returned or raised, as text."""
-    context = multiprocessing.get_context(method)
-    found = context.SimpleQueue()
-    process = context.Process(target=_report, args=(found, act, *arguments))
-    process.start()
-    said = found.get()
-    process.join()
-    return said
-
-
-def _report(found: Any, act: Callable[..., Any], *arguments: Any) -> None:
-    torch.set_num_threads(1)
-    try:
-        found.put(str(act(*arguments)))
-    except Exception as error:
-        found.put(f"{type(error).__name__}: {error}")
 
 
 def extend(buffer: ReplayBuffer, first: int) -> list[int]:
@@ -75,15 +57,16 @@ def made(storage: type, **arguments: Any) -> ReplayBuffer:
         (LazyMemmapStorage, False, "fork"),
         (LazyMemmapStorage, True, "fork"),
         (LazyTensorStorage, True, "fork"),
+        pytest.param(LazyMemmapStorage, False, "spawn", marks=pytest.mark.slow),
         pytest.param(LazyMemmapStorage, True, "spawn", marks=pytest.mark.slow),
         pytest.param(LazyTensorStorage, True, "spawn", marks=pytest.mark.slow),
     ],
 )
-def test_a_child_goes_on_in_the_same_ring(storage: type, shared: bool, method: str) -> None:
+def test_a_child_continues_the_same_ring(storage: type, shared: bool, method: str) -> None:
     buffer = made(storage, shared=shared)
-    assert in_a_child(extend, buffer, 100, method=method) == "[3, 4, 5]"
+    assert in_a_child(extend, buffer, 100, method=method) == [3, 4, 5]
     assert buffer[:].tolist() == [0, 1, 2, 100, 101, 102]
-    assert in_a_child(extend, buffer, 200, method=method) == "[6, 7, 8]"
+    assert in_a_child(extend, buffer, 200, method=method) == [6, 7, 8]
     assert extend(buffer, 300) == [9, 0, 1]
     assert (len(buffer), buffer.write_count, buffer.writer._cursor) == (10, 12, 2)
 
@@ -92,7 +75,7 @@ def test_a_child_goes_on_in_the_same_ring(storage: type, shared: bool, method: s
 @pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
 def test_a_forked_child_with_rows_of_its_own_leaves_the_parents_alone(storage: type) -> None:
     buffer = made(storage)
-    assert in_a_child(extend_tensors, buffer, 100) == "[3, 4, 5]"
+    assert in_a_child(extend_tensors, buffer, 100) == [3, 4, 5]
     assert (buffer[:].tolist(), len(buffer), buffer.write_count, buffer.writer._cursor) == ([0, 1, 2], 3, 3, 3)
     assert extend_tensors(buffer, 200) == [3, 4, 5]
 
@@ -107,28 +90,24 @@ def test_writes_that_nobody_would_see_are_refused(storage: type) -> None:
     if storage is ListStorage:
         buffer.extend([torch.tensor(1)])
     before = len(buffer)
-    said = in_a_child(extend_tensors, buffer, 100)
-    assert said.startswith("SchemaError: this process has a private copy of the rows")
+    with pytest.raises(ChildError, match="SchemaError: this process has a private copy of the rows"):
+        in_a_child(extend_tensors, buffer, 100)
     assert (len(buffer), buffer.write_count) == (before, before)
 
 
-def test_a_shared_buffer_shares_its_next_storage_too() -> None:
-    buffer = made(LazyTensorStorage, shared=True)
+def test_a_buffer_that_is_shared_later_shares_its_next_storage_too() -> None:
+    buffer = made(LazyTensorStorage)
+    buffer.share()
+    assert in_a_child(extend, buffer, 100) == [3, 4, 5]
+    assert len(buffer) == 6
     buffer.set_storage(LazyTensorStorage(5))
     buffer.extend(torch.arange(1))
-    assert in_a_child(extend, buffer, 100) == "[1, 2, 3]"
+    assert in_a_child(extend, buffer, 100) == [1, 2, 3]
     assert buffer[:].tolist() == [0, 100, 101, 102]
 
 
-def test_sharing_after_the_first_write() -> None:
-    buffer = made(LazyTensorStorage)
-    buffer.share()
-    assert in_a_child(extend, buffer, 100) == "[3, 4, 5]"
-    assert len(buffer) == 6
-
-
 @pytest.mark.parametrize("storage", [ListStorage, LazyTensorStorage, LazyMemmapStorage])
-def test_what_cannot_be_passed_on_is_refused(storage: type) -> None:
+def test_rows_that_a_spawned_child_could_not_share_are_refused(storage: type) -> None:
     buffer = ReplayBuffer(storage=storage(10))
     process = multiprocessing.get_context("spawn").Process(target=extend, args=(buffer, 1))
     with pytest.raises(RuntimeError):
@@ -143,13 +122,13 @@ def test_a_forked_child_samples() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=4, prefetch=2)
     buffer.extend(TensorDict({"a": torch.arange(10)}, [10]))
     buffer.sample()
-    assert in_a_child(sample_many, buffer) == "True"
+    assert in_a_child(sample_many, buffer) is True
 
 
 def test_a_copy_of_a_shared_buffer_is_shared_by_itself() -> None:
     buffer = made(LazyTensorStorage, shared=True)
     other = pickle.loads(pickle.dumps(buffer))
-    assert in_a_child(extend, other, 100) == "[3, 4, 5]"
+    assert in_a_child(extend, other, 100) == [3, 4, 5]
     assert (other[:].tolist(), buffer[:].tolist()) == ([0, 1, 2, 100, 101, 102], [0, 1, 2])
 
 
@@ -170,9 +149,9 @@ def ring(storage: Callable[[int], object] = LazyTensorStorage, **arguments: obje
     return buffer
 
 
-def write_alone(*arguments: object) -> None:
+def alone(work: Callable[..., None], *arguments: Any) -> None:
     torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    write(*arguments)
+    work(*arguments)
 
 
 def write(buffer: ReplayBuffer, stop: object, first: int = 1, step: int = 1) -> None:
@@ -225,7 +204,7 @@ def test_several_threads_read_and_write() -> None:
 def test_processes_write_and_read_whole_rows(method: str) -> None:
     context = multiprocessing.get_context(method)
     buffer, stop = ring(LazyMemmapStorage, shared=True), context.Event()
-    writers = [context.Process(target=write_alone, args=(buffer, stop, first, 2)) for first in (1, 2)]
+    writers = [context.Process(target=alone, args=(write, buffer, stop, first, 2)) for first in (1, 2)]
     for writer in writers:
         writer.start()
     batches = read_until_much_was_written(buffer)
@@ -246,7 +225,7 @@ def hold_in_the_middle(buffer: ReplayBuffer, begun: object) -> None:
         signal.pause()
 
 
-def test_a_process_killed_in_the_middle_of_a_write_holds_up_nobody() -> None:
+def test_a_process_killed_in_the_middle_of_a_write_blocks_nobody() -> None:
     context = multiprocessing.get_context("fork")
     buffer, begun = ring(LazyMemmapStorage, shared=True), context.Event()
     process = context.Process(target=hold_in_the_middle, args=(buffer, begun))
@@ -319,7 +298,7 @@ def test_readers_do_not_wait_for_each_other() -> None:
         list(pool.map(lambda _: guard.read(lambda _: both.wait(), None), range(2)))
 
 
-def test_a_reader_does_not_hold_up_a_writer() -> None:
+def test_a_reader_does_not_block_a_writer_and_reads_again() -> None:
     guard, reads = Guard(), []
 
     def get(_: object) -> str:
@@ -330,7 +309,7 @@ def test_a_reader_does_not_hold_up_a_writer() -> None:
         return "read"
 
     assert guard.read(get, None) == "read"
-    assert len(reads) == 2, "what was read while it was written is read again"
+    assert len(reads) == 2
 
 
 def write_once(guard: Guard) -> None:
@@ -351,7 +330,7 @@ def test_a_reader_that_always_loses_makes_the_writers_wait() -> None:
     assert (reads[-1], set(reads[:-1])) == (1, {0})
 
 
-def test_an_error_of_a_read_that_was_disturbed_is_no_error() -> None:
+def test_an_error_is_raised_only_by_an_undisturbed_read() -> None:
     guard, reads = Guard(), []
 
     def get(_: object) -> str:
@@ -372,16 +351,11 @@ def test_writes_nest_and_may_read_what_they_write(made: type[Guard]) -> None:
     with guard, guard:
         assert guard.sequence == 1
         assert guard.read(lambda index: index, 5) == 5
+        copy = pickle.loads(pickle.dumps(guard))
+        assert (copy.sequence, guard.sequence) == (0, 1)  # a copy is free
     assert guard.sequence == 2
     with guard.hold():
         assert guard.sequence == 2
-
-
-def test_a_pickled_guard_is_one_of_its_own() -> None:
-    guard = SharedGuard()
-    with guard:
-        copy = pickle.loads(pickle.dumps(guard))
-        assert (copy.sequence, guard.sequence) == (0, 1)
 
 
 def test_a_fork_in_the_middle_of_a_write_leaves_the_child_free() -> None:
@@ -589,7 +563,7 @@ def test_a_write_that_was_killed_never_happened(name: str, more: int, storage: C
     assert buffer.write_count == before[1] + 2
 
 
-def test_several_killed_writes() -> None:
+def test_several_killed_writes_never_happened() -> None:
     buffer = killed_ring()
     buffer.extend(rows(1, 9))
     before = state(buffer)
@@ -609,26 +583,17 @@ def test_a_load_that_was_killed_leaves_the_buffer_empty(tmp_path: Path) -> None:
     assert state(buffer) == state(other)
 
 
-@pytest.fixture
-def full_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_a_write_without_memory_for_the_old_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(write_log.fs, "write_parts", refuse)
-    return
-
-
-def test_a_write_without_memory_for_the_old_rows_changes_nothing(full_memory: None) -> None:
     buffer = killed_ring()
     buffer.extend(rows(1, 3))
     before = state(buffer)
+    monkeypatch.setattr(write_log.fs, "write_parts", refuse)
     with pytest.raises(OutOfSpaceError, match="not enough memory"):
         buffer.extend(rows(2, 2))
     assert state(buffer) == before
-
-
-def test_a_buffer_that_is_not_shared_keeps_nothing() -> None:
-    buffer = killed_ring()
     assert buffer.storage.journal is not None
     buffer.share(False)
     assert buffer.storage.journal is None
@@ -733,11 +698,6 @@ class Workers:
         return sum(count.value for count in self.counts)
 
 
-def alone(work: Callable[..., None], *arguments: Any) -> None:
-    torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
-    work(*arguments)
-
-
 def torture(buffer: TensorDictReplayBuffer, readers: list[Callable[..., None]], operations: int, kills: int) -> None:
     """Kill so often, and go on until there were so many operations, some of each process, and two rings of rows."""
     workers, draw, killed = Workers(buffer, readers), random.Random(0), 0
@@ -762,11 +722,7 @@ def torture(buffer: TensorDictReplayBuffer, readers: list[Callable[..., None]], 
     assert workers.failed.empty(), workers.failed.get()
 
 
-def sampler_of_slices() -> SliceSampler:
-    return SliceSampler(slice_len=4, traj_key="episode")
-
-
-READERS = {"uniform": (read_any, None), "slices": (read_slices, sampler_of_slices)}
+READERS = {"uniform": (read_any, None), "slices": (read_slices, partial(SliceSampler, slice_len=4, traj_key="episode"))}
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -785,7 +741,5 @@ def test_rows_are_whole_whoever_is_killed(
     buffer = stress_ring(storage, sampler=sampler)
     torture(buffer, [once, once], operations, kills)
     check(buffer[torch.arange(STRESS_CAPACITY)])
-    numbers = np.sort(buffer[:]["number"].numpy())
-    assert (numbers == np.arange(buffer.write_count - STRESS_CAPACITY, buffer.write_count)).all(), (
-        "the newest rows are there"
-    )
+    newest = np.arange(buffer.write_count - STRESS_CAPACITY, buffer.write_count)
+    assert np.array_equal(np.sort(buffer[:]["number"].numpy()), newest)

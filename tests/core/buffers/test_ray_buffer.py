@@ -39,19 +39,16 @@ from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.ray_data import write_blocks
 from rbtool.core.writers.round_robin import TensorDictRoundRobinWriter
 
-# Parcels ------------------------------------------------------------------------------------------
+NO_RAY = "Ray is not installed: pip install 'rbtool[ray]'"
 
 
-TENSORS = {
-    "transposed": torch.arange(12.0).view(3, 4).t(),
-    "a number": torch.tensor(5.0),
-    "no rows": torch.zeros(0, 3),
-    "bfloat16": torch.ones(4).bfloat16(),
-    "conjugated": torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
-    "bool": torch.tensor([True, False]),
-    "with gradients": torch.ones(3, requires_grad=True),
-    "unsigned": torch.tensor([1, 60_000], dtype=torch.uint16),
-}
+def run_script(script: str, *arguments: object, folder: Path | None = None) -> str:
+    """Run a script that starts Ray to its end, and return what it printed."""
+    pytest.importorskip("ray", reason=NO_RAY)
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=HANG)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # Ray Data -----------------------------------------------------------------------------------------
@@ -91,7 +88,7 @@ def test_blocks_that_divide_episodes_are_written_as_one_dataset(
     assert not rbtool.check(tmp_path / "made").findings
 
 
-def test_blocks_without_sense_are_refused(walks: Path, tmp_path: Path) -> None:
+def test_invalid_blocks_are_refused(walks: Path, tmp_path: Path) -> None:
     columns = columns_of(walks)
     order = np.arange(len(columns["step"]))
     swapped = order.copy()
@@ -125,6 +122,20 @@ def test_ray_data_without_ray_is_an_error_with_its_installation(
     with pytest.raises(UsageError, match="not installed") as caught:
         function(walks, **({"dest": tmp_path / "made"} if function is rbtool.from_ray_dataset else {}))
     assert caught.value.hint == "pip install 'rbtool[ray]'"
+
+
+# Parcels ------------------------------------------------------------------------------------------
+
+TENSORS = {
+    "transposed": torch.arange(12.0).view(3, 4).t(),
+    "a number": torch.tensor(5.0),
+    "no rows": torch.zeros(0, 3),
+    "bfloat16": torch.ones(4).bfloat16(),
+    "conjugated": torch.complex(torch.ones(3), torch.arange(3.0)).conj(),
+    "bool": torch.tensor([True, False]),
+    "with gradients": torch.ones(3, requires_grad=True),
+    "unsigned": torch.tensor([1, 60_000], dtype=torch.uint16),
+}
 
 
 def sent(value: Any) -> Any:
@@ -226,7 +237,7 @@ def check(batch: TensorDict) -> None:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
+    ray = pytest.importorskip("ray", reason=NO_RAY)
     yield ray
     ray.shutdown()
 
@@ -240,11 +251,8 @@ def buffer(ray: Any) -> Iterator[RayReplayBuffer]:
 
 
 def remote(kind: type, capacity: int = 1_000, **arguments: Any) -> RayReplayBuffer:
-    storage = arguments.pop("storage", partial(LazyTensorStorage, capacity))
-    config = {"num_cpus": 1}
-    return RayReplayBuffer(
-        replay_buffer_cls=kind, storage=storage, ray_init_config=OPTIONS, remote_config=config, **arguments
-    )
+    arguments = {"storage": partial(LazyTensorStorage, capacity)} | arguments
+    return RayReplayBuffer(replay_buffer_cls=kind, ray_init_config=OPTIONS, remote_config={"num_cpus": 1}, **arguments)
 
 
 def sample_on(buffer: RayReplayBuffer) -> None:
@@ -278,11 +286,7 @@ def test_wrong_arguments_need_no_ray() -> None:
     ("given", "kind", "message"),
     [
         ({"service_backend": "ray", "transport": "direct"}, ValueError, "transport is 'direct'"),
-        (
-            {"service_backend": "ray", "transport_options": {"timeout": 3}},
-            ValueError,
-            "transport_options is .*'timeout'",
-        ),
+        ({"service_backend": "ray", "transport_options": {"timeout": 3}}, ValueError, "transport_options .*'timeout'"),
         ({"service_backend": "ray", "service_backend_options": {"cpus": 3}}, TypeError, "argument 'cpus'"),
         ({"service_backend": "direct", "use_ray_service": True}, ValueError, "expected one of them"),
         ({"use_ray_service": "no"}, ValueError, "use_ray_service is 'no', expected True or False"),
@@ -299,11 +303,8 @@ def test_tensors_of_a_gpu_are_sent_to_the_cpu() -> None:
     buffers: list[pickle.PickleBuffer] = []
     document = pickle.dumps(Parcel(data, to_cpu=True), protocol=5, buffer_callback=buffers.append)
     found = pickle.loads(document, buffers=buffers)
-    assert (found.device, found["a"].device, found["a"].tolist()) == (
-        torch.device("cpu"),
-        torch.device("cpu"),
-        [0, 1, 2],
-    )
+    assert found.device == found["a"].device == torch.device("cpu")
+    assert found["a"].tolist() == [0, 1, 2]
 
 
 # One Ray for all that has to pass before a change is taken -------------------------------------------
@@ -341,13 +342,10 @@ ray.shutdown()
 
 
 def test_a_buffer_is_written_sampled_saved_lost_and_restored(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "saved")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG)
-    assert done.returncode == 0, done.stderr
+    said = run_script(SCRIPT, tmp_path / "saved")
     # Ray may report the death on stdout, too, before or after this line.
     gone = "the actor with the buffer is gone, and its elements with it: "
-    assert any(line.startswith(gone) for line in done.stdout.splitlines()), done.stdout
+    assert any(line.startswith(gone) for line in said.splitlines()), said
 
 
 # With one Ray for this file -------------------------------------------------------------------------
@@ -646,10 +644,7 @@ finally:
 
 @pytest.mark.slow
 def test_tasks_on_two_nodes_write_to_one_buffer() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
-    done = subprocess.run([sys.executable, "-c", CLUSTER], capture_output=True, text=True, check=False, timeout=HANG)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "2"
+    assert run_script(CLUSTER).splitlines()[-1] == "2"
 
 
 @pytest.mark.slow
@@ -669,15 +664,11 @@ def test_after_a_shutdown_of_ray_no_other_one_is_started(ray: Any) -> None:
     [("sharing", "RayReplayBuffer", "checkpoint/storage"), ("scale", "to_ray_dataset", "scaled")],
 )
 def test_the_examples_of_the_documentation_run(guide: str, name: str, made: str, tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'rbtool[ray]'")
     write_walks(tmp_path / "walks", WALKS)
     page = (ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (example,) = (found for found in examples if name in found)
-    done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(example, folder=tmp_path)
     assert (tmp_path / made).is_dir()
 
 
@@ -705,11 +696,8 @@ print("done")
 @pytest.mark.slow
 def test_a_dataset_comes_back_from_ray_data_in_its_order(walks: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray.data", reason="Ray Data is not installed: pip install 'rbtool[ray]'")
-    done = subprocess.run(
-        [sys.executable, "-c", ROUND_TRIP, walks, tmp_path], capture_output=True, text=True, check=False, timeout=HANG
-    )
-    assert done.returncode == 0, done.stderr
-    assert "follow each other" in done.stdout or "not in their order" in done.stdout
+    said = run_script(ROUND_TRIP, walks, tmp_path)
+    assert "follow each other" in said or "not in their order" in said
     before, after = columns_of(walks), columns_of(tmp_path / "made")
     assert np.array_equal(after.pop("action"), -before.pop("action"))
     assert before.keys() == after.keys()

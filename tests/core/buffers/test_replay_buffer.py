@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import multiprocessing
 import pickle
 import shutil
 import threading
@@ -58,18 +57,19 @@ from rbtool.core.writers.round_robin import RoundRobinWriter, TensorDictRoundRob
 # Arguments and parts ------------------------------------------------------------------------------
 
 
-def test_what_there_is_without_arguments() -> None:
+def test_defaults() -> None:
     buffer = ReplayBuffer()
     assert (type(buffer.storage), buffer.storage.max_size) == (ListStorage, 1_000)
     assert (type(buffer.sampler), type(buffer.writer)) == (RandomSampler, RoundRobinWriter)
     assert (len(buffer.transform), buffer.batch_size, buffer.dim_extend, buffer.shared) == (0, None, 0, False)
     assert type(TensorDictReplayBuffer().writer) is TensorDictRoundRobinWriter
+    assert {"storage", "sampler", "batch_size"} < set(inspect.signature(ReplayBuffer).parameters)
 
 
-def test_parts_may_be_made_by_callables() -> None:
-    parts = {"sampler": SamplerWithoutReplacement, "writer": RoundRobinWriter}
-    buffer = ReplayBuffer(storage=lambda: LazyTensorStorage(5), **parts)
-    assert (buffer.storage.max_size, type(buffer.sampler)) == (5, SamplerWithoutReplacement)
+def test_newer_arguments_take_values_that_ask_for_nothing() -> None:
+    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "use_ray_service": False}
+    nothing |= {"transport": "direct", "transport_options": {}, "service_backend_options": {}}
+    assert not len(TensorDictReplayBuffer(storage=LazyTensorStorage(8), service_backend="direct", **nothing))
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,19 @@ def test_parts_may_be_made_by_callables() -> None:
         ({"dim_extend": -1}, ValueError),
         ({"dim_extend": 1}, ValueError),
         ({"sampler": SamplerWithoutReplacement(drop_last=True)}, ValueError),
+        ({"consume_after_n_samples": True}, TypeError),
+        ({"consume_after_n_samples": 1.0}, TypeError),
+        ({"consume_after_n_samples": 0}, ValueError),
+        ({"consume_after_n_samples": 1, "sampler": SliceSampler(slice_len=1)}, ValueError),
+        ({"consume_after_n_samples": 1, "sampler": ConsumingSampler(3)}, ValueError),
+        ({"consume_after_n_samples": 1, "batch_size": 2, "prefetch": 2}, ValueError),
+        ({"consume_after_n_samples": 1, "shared": True}, ValueError),
+        ({"consume_after_n_samples": 1, "storage": LazyTensorStorage(8, ndim=2)}, ValueError),
+        ({"consume_after_n_samples": 1, "writer": TensorDictMaxValueWriter(rank_key="a")}, TypeError),
+        ({"consume_after_n_samples": 1, "writer": type("W", (RoundRobinWriter,), {"write_at": None})()}, TypeError),
     ],
 )
-def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -> None:
+def test_unusable_arguments_are_refused(arguments: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
         ReplayBuffer(**arguments)
 
@@ -126,12 +136,12 @@ def test_arguments_that_make_no_sense(arguments: dict, error: type[Exception]) -
         (lambda word: PromptGroupSampler(num_groups=1, cache_groups=word), "cache_groups"),
     ],
 )  # fmt: skip
-def test_words_are_neither_true_nor_false(make: Callable[[str], object], name: str) -> None:
+def test_flags_do_not_take_words(make: Callable[[str], object], name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} is 'no', expected True or False"):
         make("no")
 
 
-def test_the_bools_of_numpy_and_one_and_zero_are_flags() -> None:
+def test_flags_take_bools_of_numpy_and_one_and_zero() -> None:
     assert SamplerWithoutReplacement(np.True_, shuffle=np.False_).drop_last
     assert SliceSampler(slice_len=2, batched=1, pad_output=0).batched  # type: ignore[arg-type]
 
@@ -139,11 +149,14 @@ def test_the_bools_of_numpy_and_one_and_zero_are_flags() -> None:
 def test_dim_extend_is_set_once() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     assert buffer.dim_extend == 1
+    with pytest.raises(RuntimeError, match="grows along dimension 1"):
+        buffer.extend(torch.arange(4))
     buffer.dim_extend = 0
     with pytest.raises(RuntimeError, match="dim_extend is 0 already"):
         buffer.dim_extend = 1
-    assert buffer.extend(torch.zeros(4, 3)).shape == (12, 2)
+    assert buffer.extend(torch.arange(12).reshape(4, 3)).shape == (12, 2)
     assert buffer.storage.shape == (4, 3)
+    assert (buffer[1].tolist(), buffer[:, 1].tolist(), int(buffer[3, 2])) == ([3, 4, 5], [1, 4, 7, 10], 11)
 
 
 def test_parts_are_made_when_first_needed() -> None:
@@ -152,15 +165,12 @@ def test_parts_are_made_when_first_needed() -> None:
     assert (made, buffer.initialized, buffer.stats()["initialized"]) == ([], False, False)
     buffer.extend(torch.arange(3))
     assert (made, buffer.initialized, len(buffer)) == ([1], True, 3)
+    late = ReplayBuffer(storage=TensorStorage(torch.arange(3)), transform_factory=lambda: lambda rows: rows + 1)
+    assert not late.initialized
+    assert late[:].tolist() == [1, 2, 3]
 
 
-def test_a_transform_factory_delays_the_making() -> None:
-    buffer = ReplayBuffer(storage=TensorStorage(torch.arange(3)), transform_factory=lambda: lambda rows: rows + 1)
-    assert not buffer.initialized
-    assert buffer[:].tolist() == [1, 2, 3]
-
-
-def test_an_attribute_that_is_not_there() -> None:
+def test_unknown_attributes_are_named() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ReplayBuffer().nothing  # noqa: B018
 
@@ -185,20 +195,11 @@ def test_set_storage_leaves_a_working_buffer() -> None:
     assert (len(buffer), buffer.extend(torch.arange(10, 15)).tolist()) == (0, [0, 1, 2, 3, 4])
     assert (buffer[:].tolist(), first[:].tolist()) == ([10, 11, 12, 13, 14], [4, 5, 2, 3])
     assert int(buffer.sample().min()) >= 10
-
-
-def test_set_storage_goes_on_behind_the_rows_that_are_there() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
-    buffer.extend(torch.arange(3))
     held = LazyTensorStorage(6)
     held.set(range(2), torch.tensor([7, 8]))
     buffer.set_storage(held)
     buffer.add(torch.tensor(9))
     assert buffer[:].tolist() == [7, 8, 9]
-
-
-def test_set_storage_takes_the_collation_along() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.set_storage(ListStorage(4))
     buffer.extend([torch.zeros(2), torch.ones(2)])
     assert buffer[:].shape == (2, 2)
@@ -217,7 +218,7 @@ def test_set_sampler_starts_an_epoch_of_what_is_there() -> None:
         buffer.set_sampler(RoundRobinWriter())
 
 
-def test_set_writer_goes_on_where_the_old_one_was() -> None:
+def test_set_writer_continues_at_the_cursor_of_the_old_one() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     buffer.extend(torch.arange(6))
     previous = buffer.writer
@@ -226,7 +227,7 @@ def test_set_writer_goes_on_where_the_old_one_was() -> None:
     assert (buffer[:].tolist(), buffer.write_count) == ([4, 5, 10, 11], 8)
 
 
-def test_a_buffer_goes_when_nobody_has_it_any_more() -> None:
+def test_a_buffer_is_freed_with_its_last_reference() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=2)
     buffer.extend(torch.arange(4))
     buffer.sample()
@@ -273,10 +274,11 @@ def state(buffer: ReplayBuffer) -> tuple[object, ...]:
         (steps(3), 3),
         ([{"a": torch.zeros(2)}, {"a": torch.ones(2)}], 2),
         ((torch.zeros(3), torch.zeros(3, 2)), 3),
+        ([torch.zeros(3), torch.ones(3)], 2),
         ({"a": {"b": torch.zeros(3), "c": [torch.zeros(3, 2), (torch.ones(3, 10),)]}}, 3),
     ],
 )
-def test_what_is_a_batch(data: object, length: int) -> None:
+def test_batches_of_every_kind_are_counted(data: object, length: int) -> None:
     buffer = ReplayBuffer(storage=LazyMemmapStorage(10))
     assert buffer.extend(data).tolist() == list(range(length))
     assert len(buffer) == length
@@ -292,51 +294,12 @@ def test_leaves_of_different_lengths_are_named() -> None:
     ("data", "error"),
     [([], RuntimeError), (steps(0), IndexError), (iter([1]), TypeError), (torch.tensor(1), TypeError)],
 )
-def test_what_is_no_batch(data: object, error: type[Exception]) -> None:
+def test_other_objects_than_batches_are_refused(data: object, error: type[Exception]) -> None:
     buffer = filled()
     before = state(buffer)
     with pytest.raises(error):
         buffer.extend(data)
     assert state(buffer) == before
-
-
-# The edge: TorchRL has moved length, cursor and count already.
-@pytest.mark.parametrize(
-    "bad",
-    [
-        steps().set("a", torch.zeros(4)),
-        steps().set("a", torch.zeros(4, 1, dtype=torch.int64)),
-        steps().set(("next", "b"), torch.zeros(4, 3)),
-    ],
-)
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_a_failed_extend_changes_nothing(bad: TensorDict, storage: type) -> None:
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(steps())
-    before = state(buffer)
-    for act, data in ((buffer.extend, bad), (buffer.add, bad[0])):
-        with pytest.raises(RuntimeError, match="expected"):
-            act(data)
-        assert state(buffer) == before
-
-
-# The edge: stale ring data under missing keys, new keys dropped or added as the storage likes.
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize(
-    "bad", [steps().exclude("a"), steps().set("new", torch.zeros(4)), steps().exclude(("next", "b"))]
-)
-def test_missing_and_new_keys_are_named(storage: type, bad: TensorDict) -> None:
-    buffer = ReplayBuffer(storage=storage(6))
-    buffer.extend(steps())
-    before = state(buffer)
-    with pytest.raises(RuntimeError, match=r"'?(a|new|b)'?"):
-        buffer.extend(bad)
-    assert state(buffer) == before
-
-
-def test_update_priority_belongs_to_buffers_of_tensordicts() -> None:
-    with pytest.raises(NotImplementedError, match="ReplayBuffer does not know"):
-        filled().extend(steps(), update_priority=True)
 
 
 # The edge: TorchRL puts "index" into the caller's tensordict.
@@ -358,37 +321,7 @@ def test_a_batch_is_not_added_as_one_element_unnoticed(monkeypatch: pytest.Monke
         ReplayBuffer(storage=LazyTensorStorage(6)).add(steps())
 
 
-# The edge: 32-bit counters become negative after 2^31 - 1.
-def test_counters_have_64_bits() -> None:
-    buffer = filled()
-    buffer.writer._write_count = 2**31 - 2
-    buffer.extend(steps())
-    assert buffer.write_count == 2**31 + 2
-
-
-def test_a_writer_may_keep_elements_out() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="a"))
-    assert buffer.extend(steps()).tolist() == [-1, -1, 0, 1] or sorted(buffer["a"].tolist()) == [2, 3]
-    assert buffer.add(steps()[0]) is None
-    assert sorted(buffer["a"].tolist()) == [2, 3]
-
-
 # Replacing -------------------------------------------------------------------------------------------
-
-
-# The edge: rows beyond the valid ones are written in silence.
-@pytest.mark.parametrize(
-    ("index", "count"),
-    [(4, 1), (slice(2, 6), 4), (slice(None, 6), 6), ([3, 4], 2), (torch.tensor([5]), 1), (range(3, 5), 2)],
-)
-def test_nothing_is_written_beyond_the_end(index: object, count: int) -> None:
-    buffer = filled()
-    before = state(buffer)
-    with pytest.raises(IndexError, match="there are 4"):
-        buffer[index] = steps()[0] if isinstance(index, int) else steps(count)
-    with pytest.raises(IndexError, match="there are 4"):
-        buffer.write_all(steps(5))
-    assert state(buffer) == before
 
 
 def test_write_all() -> None:
@@ -401,7 +334,7 @@ def test_write_all() -> None:
         buffer.write_all(steps(3), end=2)
 
 
-def test_setting_elements() -> None:
+def test_elements_are_set_by_number_mask_list_and_key() -> None:
     buffer = filled()
     buffer[-1] = steps(1, start=9)[0]
     buffer[torch.tensor([True, False, False, False])] = steps(1, start=7)
@@ -410,9 +343,11 @@ def test_setting_elements() -> None:
     buffer["a"] = torch.arange(4)
     buffer["next", "b"] = torch.ones(4, 2)
     assert (buffer["a"].tolist(), float(buffer["next", "b"].sum())) == ([0, 1, 2, 3], 8)
+    with pytest.raises(IndexError, match="there are 4"):
+        buffer[:6] = steps(6)
 
 
-def test_setting_elements_of_the_users_layout() -> None:
+def test_elements_are_set_in_the_layout_of_the_user() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
     buffer.extend(torch.arange(12).reshape(3, 4))
     buffer[1] = torch.full((4,), -1)
@@ -421,6 +356,17 @@ def test_setting_elements_of_the_users_layout() -> None:
     assert buffer[:].tolist() == [[-2, 1, 2, 3], [-3, -1, -1, -1], [-4, 9, 10, -5]]
     with pytest.raises(IndexError):
         buffer[3] = torch.zeros(4, dtype=torch.int64)
+
+
+def test_entries_are_set_in_the_layout_of_the_user() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
+    buffer.extend(TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4]))
+    buffer.set_at_("a", torch.tensor([-1, -2, -3, -4]), 1)
+    assert buffer["a"].tolist() == [[0, 1, 2, 3], [-1, -2, -3, -4], [8, 9, 10, 11]]
+    buffer.set_("a", -torch.arange(12).reshape(3, 4))
+    assert buffer.storage[:]["a"][:, 2].tolist() == [-8, -9, -10, -11]
+    with pytest.raises(SchemaError, match=r"\[4, 3\], expected \[3, 4\]"):
+        buffer.set_("a", torch.zeros(4, 3, dtype=torch.int64))
 
 
 # Editing entries -------------------------------------------------------------------------------------
@@ -445,34 +391,36 @@ def test_update_replaces_several_entries() -> None:
     assert float(buffer["next", "b"].sum()) == 0
 
 
+WHOLE = torch.arange(4) + 5
+
+
 @pytest.mark.parametrize(
-    ("values", "error"),
+    ("edit", "error"),
     [
-        ({"a": torch.zeros(4, dtype=torch.int64), "c": torch.zeros(4)}, MissingKeyError),
-        ({"a": torch.zeros(4, dtype=torch.int64), "next": {"b": torch.zeros(4)}}, SchemaError),
-        ({"a": torch.zeros(4)}, SchemaError),
-        ({"a": torch.zeros(3, dtype=torch.int64)}, SchemaError),
-        ({"next": torch.zeros(4)}, SchemaError),
+        (lambda buffer: buffer.update_({"a": WHOLE, "c": torch.zeros(4)}), MissingKeyError),
+        (lambda buffer: buffer.update_({"a": WHOLE, "next": {"b": torch.zeros(4)}}), SchemaError),
+        (lambda buffer: buffer.update_({"a": WHOLE.float()}), SchemaError),
+        (lambda buffer: buffer.update_({"a": WHOLE[:3]}), SchemaError),
+        (lambda buffer: buffer.update_({"next": torch.zeros(4)}), SchemaError),
+        (lambda buffer: buffer.set_at_(("next", "b"), torch.zeros(3, 2), [0, 1]), SchemaError),
+        (lambda buffer: buffer.set_at_(("next", "b"), torch.zeros(2, 2).double(), [0, 1]), SchemaError),
     ],
 )
-def test_an_update_that_fails_changes_nothing(values: dict, error: type[Exception]) -> None:
+def test_edits_that_fail_change_nothing(edit: Callable[[ReplayBuffer], object], error: type[Exception]) -> None:
     buffer = filled()
     before = state(buffer)
     with pytest.raises(error):
-        buffer.update_(values)
+        edit(buffer)
     assert state(buffer) == before
 
 
-def test_set_at_wants_the_shape_of_its_place() -> None:
-    buffer = filled()
-    for value in (torch.zeros(3, 2), torch.zeros(2, 2).double()):
-        with pytest.raises(SchemaError):
-            buffer.set_at_(("next", "b"), value, [0, 1])
-    with pytest.raises(SchemaError, match="one by one"):
-        ReplayBuffer(storage=ListStorage(3)).set_("a", torch.zeros(1))
-
-
-# Emptying --------------------------------------------------------------------------------------------
+def test_priorities_are_refused_where_they_have_no_effect() -> None:
+    with pytest.warns(UserWarning, match="does not use priorities"):
+        filled().update_priority(torch.tensor([0]), torch.tensor([1.0]))
+    with pytest.raises(NotImplementedError, match="ReplayBuffer does not know"):
+        filled().extend(steps(), update_priority=True)
+    with pytest.raises(TypeError, match="cannot be used in a buffer with priorities"):
+        PrioritizedReplayBuffer(alpha=0.5, beta=0.5, consume_after_n_samples=1)
 
 
 def test_empty_may_keep_the_count() -> None:
@@ -488,22 +436,6 @@ def test_a_dataset_that_allows_no_writing_stays_as_it_is() -> None:
         with pytest.raises(RuntimeError, match="doesn't allow writing"):
             act()
     assert (len(buffer), buffer[:].tolist()) == (3, [0, 1, 2])
-
-
-def test_priorities_of_a_sampler_without_any_warn() -> None:
-    with pytest.warns(UserWarning, match="does not use priorities"):
-        filled().update_priority(torch.tensor([0]), torch.tensor([1.0]))
-
-
-def test_entries_of_the_users_layout_are_edited() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    buffer.extend(TensorDict({"a": torch.arange(12).reshape(3, 4)}, [3, 4]))
-    buffer.set_at_("a", torch.tensor([-1, -2, -3, -4]), 1)
-    assert buffer["a"].tolist() == [[0, 1, 2, 3], [-1, -2, -3, -4], [8, 9, 10, 11]]
-    buffer.set_("a", -torch.arange(12).reshape(3, 4))
-    assert buffer.storage[:]["a"][:, 2].tolist() == [-8, -9, -10, -11]
-    with pytest.raises(SchemaError, match=r"\[4, 3\], expected \[3, 4\]"):
-        buffer.set_("a", torch.zeros(4, 3, dtype=torch.int64))
 
 
 class Listens(RandomSampler):
@@ -551,15 +483,6 @@ def lanes(**arguments: object) -> ReplayBuffer:
     return buffer
 
 
-def test_a_batch_size_has_to_be_known() -> None:
-    buffer = numbers()
-    with pytest.raises(RuntimeError, match="needs a batch size"):
-        buffer.sample()
-    with pytest.raises(RuntimeError, match=r"batch.size"):
-        next(iter(buffer))
-    assert buffer.sample(3).shape == (3,)
-
-
 def test_another_batch_size_wins_and_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = numbers(batch_size=4, prefetch=1)
     with pytest.warns(UserWarning, match="a batch of 3 is drawn, the buffer's batch_size is 4"):
@@ -569,12 +492,16 @@ def test_another_batch_size_wins_and_warns(monkeypatch: pytest.MonkeyPatch) -> N
     assert buffer.sample(4).shape == (4,)
 
 
-def test_an_empty_storage_cannot_be_sampled() -> None:
-    for storage in (LazyTensorStorage(4), ListStorage(4)):
-        with pytest.raises(RuntimeError, match="empty"):
-            ReplayBuffer(storage=storage).sample(2)
-    with pytest.raises(RuntimeError):
-        ReplayBuffer(storage=LazyTensorStorage(4))[:]
+def test_a_batch_size_has_to_be_known() -> None:
+    buffer = ReplayBuffer(sampler=SliceSampler(slice_len=2))
+    buffer.extend([TensorDict({"episode": torch.tensor(0)})] * 2)
+    for call in (buffer.sample, buffer.can_sample, lambda: next(iter(buffer))):
+        with pytest.raises(RuntimeError, match=r"batch.size"):
+            call()
+    assert buffer.sample(4).shape == (4,)
+    assert buffer.can_sample(4)
+    with pytest.raises(RuntimeError, match="not divisible by slice_len=2"):
+        buffer.can_sample(3)
 
 
 def test_info_tells_the_index_and_the_generation() -> None:
@@ -595,14 +522,9 @@ def test_iteration_covers_an_epoch(drop_last: bool, prefetch: int | None) -> Non
         assert drop_last or sorted(torch.cat(batches).tolist()) == list(range(10))
 
 
-def test_plain_samples_go_on_epoch_after_epoch() -> None:
+def test_sample_continues_with_the_next_epoch() -> None:
     buffer = numbers(sampler=SamplerWithoutReplacement(), batch_size=4, prefetch=2)
     assert [len(buffer.sample()) for _ in range(7)] == [4, 4, 2, 4, 4, 2, 4]
-
-
-def test_iteration_with_replacement_does_not_end() -> None:
-    batches = iter(numbers(batch_size=4))
-    assert [len(next(batches)) for _ in range(20)] == [4] * 20
 
 
 # The edge: TorchRL's next() fails on plain tensors, and copies every time.
@@ -613,48 +535,33 @@ def test_next_gives_batches_and_none_at_the_end() -> None:
 
 
 def test_next_clears_the_device() -> None:
-    buffer = TensorDictReplayBuffer(storage=TensorStorage(TensorDict({"a": torch.arange(4)}, [4])), batch_size=2)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    buffer.extend(steps())
+    assert buffer.sample().device == torch.device("cpu")
     assert buffer.next().device is None
 
 
-def test_names_of_entries() -> None:
+def test_entries_are_read_by_key() -> None:
     data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3) * 2}}, [3])
     buffer = ReplayBuffer(storage=TensorStorage(data))
     assert buffer["a"].tolist() == [0, 1, 2]
     assert buffer["next", "b"].tolist() == buffer["next"]["b"].tolist() == [0, 2, 4]
     tree = ReplayBuffer(storage=TensorStorage({"a": {"b": torch.arange(3)}}))
     assert tree["a", "b"].tolist() == [0, 1, 2]
+    for key in ("c", ("_data", "a"), ("a", "c"), ("next", "a")):
+        with pytest.raises(MissingKeyError, match="not found"):
+            buffer[key]
 
 
-@pytest.mark.parametrize("key", ["c", ("_data", "a"), ("a", "c"), ("next", "a")])
-def test_entries_that_are_not_there_are_named(key: str | tuple[str, ...]) -> None:
-    data = TensorDict({"a": torch.arange(3), "next": {"b": torch.arange(3)}}, [3])
-    with pytest.raises(MissingKeyError, match="not found"):
-        ReplayBuffer(storage=TensorStorage(data))[key]
-
-
-@pytest.mark.parametrize("index", [10, -11, np.int64(10), torch.tensor([0, 10])])
-def test_elements_that_are_not_there(index: object) -> None:
-    with pytest.raises(IndexError):
-        numbers()[index]
-
-
-def test_kinds_of_indices() -> None:
+def test_elements_are_read_by_every_kind_of_index() -> None:
     buffer = numbers()
     assert [int(buffer[index]) for index in (3, -1, np.int64(2), torch.tensor(4), (5,))] == [3, 9, 2, 4, 5]
     assert (buffer[20:].tolist(), buffer[np.array([1, 0])].tolist()) == ([], [1, 0])
-    assert buffer[...].tolist() == list(range(10))
-
-
-def test_ints_and_slices_are_views_and_the_rest_is_fresh() -> None:
-    buffer = numbers()
-    buffer[2:4].fill_(-1)
-    buffer[torch.tensor([0, 1])].fill_(-2)
-    assert buffer[:].tolist() == [0, 1, -1, -1, *range(4, 10)]
-
-
-def test_read_all_in_order() -> None:
-    assert (numbers().read_all_in_order(3).tolist(), len(numbers().read_all_in_order())) == ([0, 1, 2], 10)
+    assert buffer[...].tolist() == buffer.read_all_in_order().tolist() == list(range(10))
+    assert buffer.read_all_in_order(3).tolist() == [0, 1, 2]
+    for index in (-11, np.int64(10), torch.tensor([0, 10])):
+        with pytest.raises(IndexError):
+            buffer[index]
 
 
 # The edge: with dim_extend above 0, an int fails in TorchRL.
@@ -668,12 +575,6 @@ def test_users_see_their_own_layout() -> None:
     assert int(buffer[2, 3]) == 23
 
 
-def test_the_layout_without_a_swap() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(12, ndim=2), dim_extend=0)
-    buffer.extend(torch.arange(12).reshape(4, 3))
-    assert (buffer[1].tolist(), buffer[:, 1].tolist(), int(buffer[3, 2])) == ([3, 4, 5], [1, 4, 7, 10], 11)
-
-
 def test_three_dimensions() -> None:
     data = torch.arange(24).reshape(2, 3, 4)
     buffer = ReplayBuffer(storage=LazyTensorStorage(24, ndim=3))
@@ -682,11 +583,6 @@ def test_three_dimensions() -> None:
     assert torch.equal(buffer[:], data)
     batch, info = buffer.sample(5, return_info=True)
     assert torch.equal(buffer.storage[info["index"]], batch)
-
-
-def test_a_batch_with_too_few_dimensions_is_named() -> None:
-    with pytest.raises(RuntimeError, match="grows along dimension 1"):
-        ReplayBuffer(storage=LazyTensorStorage(12, ndim=2)).extend(torch.arange(4))
 
 
 def test_collation_is_left_out_for_one_element() -> None:
@@ -714,14 +610,6 @@ def test_a_sampler_that_looks_at_rows_gets_those_it_saw(prefetch: int | None) ->
     assert not (torch.cat(seen) % 2).any()
 
 
-def test_stats() -> None:
-    buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=3)
-    buffer.extend(torch.arange(6))
-    buffer.sample()
-    expected = {"size": 6, "write_count": 6, "prefetch_queue_size": 3, "initialized": True}
-    assert buffer.stats() == {**expected, "capacity": 8, "utilization": 0.75}
-
-
 @pytest.mark.parametrize(
     ("storage", "more"),
     [
@@ -735,6 +623,16 @@ def test_stats_of_a_buffer_that_is_not_built_yet(storage: Any, more: dict[str, A
     buffer = ReplayBuffer(storage=storage, delayed_init=True, batch_size=2)
     expected = {"size": 0, "write_count": 0, "prefetch_queue_size": 0, "initialized": False, **more}
     assert (buffer.stats(), buffer.initialized) == (expected, False)
+
+
+def test_stats_and_torchrls_names_tell_what_is_prefetched() -> None:
+    for prefetch, names in ((None, (False, 0)), (3, (True, 3))):
+        buffer = ReplayBuffer(storage=LazyTensorStorage(8), batch_size=2, prefetch=prefetch)
+        assert (buffer._prefetch, buffer._prefetch_cap) == names
+    buffer.extend(torch.arange(6))
+    buffer.sample()
+    expected = {"size": 6, "write_count": 6, "prefetch_queue_size": 3, "initialized": True}
+    assert buffer.stats() == {**expected, "capacity": 8, "utilization": 0.75}
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator to copy to")
@@ -822,7 +720,7 @@ def buffer() -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("size", [2.5, "x", True, 0, -1])
-def test_sizes_that_are_none(size):
+def test_sizes_that_are_no_positive_integers_are_refused(size):
     for kind in (LazyTensorStorage, LazyMemmapStorage, ListStorage, CompressedListStorage):
         with pytest.raises(UsageError):
             kind(size)
@@ -830,7 +728,7 @@ def test_sizes_that_are_none(size):
         ReplayBuffer(storage=LazyTensorStorage(10), batch_size=size)
 
 
-def test_nothing_at_all_and_a_device_without_bytes_are_not_written(buffer):
+def test_none_and_meta_tensors_are_not_written(buffer):
     for data, words in ((None, "forget to return"), (rows(2).to("meta"), "meta")):
         with pytest.raises(SchemaError, match=words):
             buffer.extend(data)
@@ -861,45 +759,39 @@ def fitting_steps(count: int) -> TensorDict:
     return TensorDict({"episode": torch.zeros(count).long(), "next": {"reward": reward}}, [count])
 
 
-@pytest.mark.parametrize("make", [SliceSampler, rbtool.SliceSamplerWithoutReplacement])
-def test_slices_are_not_cut_of_rows_that_a_ranking_put_anywhere(make: Any) -> None:
-    storage, writer = LazyTensorStorage(8), rbtool.TensorDictMaxValueWriter()
+@pytest.mark.parametrize("make", [SliceSampler, SliceSamplerWithoutReplacement])
+def test_slices_are_refused_where_a_ranking_chooses_the_rows(make: Any) -> None:
+    storage, writer = LazyTensorStorage(8), TensorDictMaxValueWriter()
     ranked = TensorDictReplayBuffer(storage=storage, writer=writer)
     sliced = TensorDictReplayBuffer(storage=LazyTensorStorage(8), sampler=make(slice_len=2))
     for refused in (
         lambda: TensorDictReplayBuffer(storage=storage, writer=writer, sampler=make(slice_len=2)),
         lambda: ranked.set_sampler(make(slice_len=2)),
-        lambda: sliced.set_writer(rbtool.TensorDictMaxValueWriter()),
+        lambda: sliced.set_writer(TensorDictMaxValueWriter()),
     ):
         with pytest.raises(ValueError, match=f"{make.__name__} needs them in order"):
             refused()
+    too_small = PrioritizedSliceSampler(2, 1.0, 1.0, slice_len=2)
+    with pytest.raises(ValueError, match="needs them in order"):  # which is said first
+        ReplayBuffer(storage=LazyTensorStorage(8, ndim=2), writer=TensorDictMaxValueWriter, sampler=too_small)
 
 
-def test_that_a_ranking_has_no_slices_is_said_first() -> None:
-    sampler = rbtool.PrioritizedSliceSampler(2, 1.0, 1.0, slice_len=2)  # which is too small, besides
-    with pytest.raises(ValueError, match="needs them in order"):
-        rbtool.ReplayBuffer(
-            storage=LazyTensorStorage(8, ndim=2), writer=rbtool.TensorDictMaxValueWriter, sampler=sampler
-        )
-
-
-@pytest.mark.parametrize("kind", [rbtool.ReplayBuffer, TensorDictReplayBuffer, rbtool.PrioritizedReplayBuffer])
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer, PrioritizedReplayBuffer])
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"service_backend": "thread"}, "Unsupported service backend 'thread', expected 'direct' or 'ray'"),
         ({"service_backend": 3}, "Unsupported service backend 3, expected"),
-        (
-            {"service_backend_options": {"remote_config": {}}},
-            "service_backend_options is .* for a buffer in this process",
-        ),
+        ({"service_backend_options": {"remote_config": {}}}, "service_backend_options is .* in this process"),
         ({"transport": "ray"}, "transport is 'ray', expected 'auto' or 'direct' for a buffer in this process"),
         ({"transport": None}, "transport is None, expected"),
         ({"transport_options": {"timeout": 3}}, "transport_options is {'timeout': 3}, expected None or {}"),
     ],
 )
-def test_a_buffer_in_this_process_refuses_what_is_for_others(kind: Any, given: dict[str, Any], message: str) -> None:
-    more = {"alpha": 1.0, "beta": 1.0} if kind is rbtool.PrioritizedReplayBuffer else {}
+def test_a_buffer_in_this_process_refuses_arguments_of_remote_ones(
+    kind: Any, given: dict[str, Any], message: str
+) -> None:
+    more = {"alpha": 1.0, "beta": 1.0} if kind is PrioritizedReplayBuffer else {}
     with pytest.raises(ValueError, match=message):
         kind(storage=LazyTensorStorage(8), **more, **given)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bogus'"):
@@ -957,9 +849,7 @@ def test_a_buffer_can_sample_if_and_only_if_a_batch_can_be_drawn(kind: str) -> N
         done = torch.tensor([[number in (0, 4)]])
         step = {"policy_version": number, "next": {"done": done}}
         buffer.extend(TensorDict(step, []).expand(1))
-    assert answers[0] is False
-    assert answers == sorted(answers)
-    assert answers[-1] is True
+    assert (answers[0], answers == sorted(answers), answers[-1]) == (False, True, True)
 
 
 def test_nothing_can_be_sampled_by_priorities_of_zero() -> None:
@@ -969,27 +859,6 @@ def test_nothing_can_be_sampled_by_priorities_of_zero() -> None:
         assert buffer.can_sample()
         buffer.update_priority(torch.arange(9), 0.0)
         assert not buffer.can_sample()
-
-
-def test_whether_a_batch_can_be_drawn_needs_its_size() -> None:
-    buffer = ReplayBuffer(sampler=SliceSampler(slice_len=2))
-    with pytest.raises(RuntimeError, match="needs a batch size"):
-        buffer.can_sample()
-    buffer.extend([TensorDict({"episode": torch.tensor(0)})] * 2)
-    assert buffer.can_sample(4)
-    with pytest.raises(RuntimeError, match="not divisible by slice_len=2"):
-        buffer.can_sample(3)
-
-
-def test_the_arguments_of_buffers_are_shown() -> None:
-    names = inspect.signature(rbtool.ReplayBuffer).parameters.keys()
-    assert {"storage", "sampler", "batch_size"} < set(names)
-
-
-def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
-    nothing: dict[str, Any] = {"consume_after_n_samples": None, "sample_unit": None, "use_ray_service": False}
-    nothing |= {"transport": "direct", "transport_options": {}, "service_backend_options": {}}
-    assert not len(TensorDictReplayBuffer(storage=LazyTensorStorage(8), service_backend="direct", **nothing))
 
 
 @pytest.mark.parametrize(
@@ -1002,17 +871,16 @@ def test_values_of_newer_arguments_that_ask_for_nothing_are_taken() -> None:
         (lambda: SliceSampler(slice_len=2, compile="yes"), "compile is 'yes'"),  # type: ignore[arg-type]
         (lambda: PrioritizedSampler(10, 1, 1, device="foo"), "device is 'foo', which is not the name of a device"),
         (lambda: PrioritizedSampler(10, 1, 1, device="meta"), "kept on the CPU or a CUDA device"),
+        pytest.param(
+            lambda: PrioritizedSampler(10, 1, 1, device="cuda"),
+            "this machine has no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
     ],
 )
-def test_arguments_that_make_no_sense_are_told(make: Any, words: str) -> None:
+def test_unusable_arguments_of_samplers_are_named(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_told() -> None:
-    with pytest.raises(ValueError, match="this machine has no CUDA device"):
-        PrioritizedSampler(10, 1, 1, device="cuda")
 
 
 @pytest.mark.parametrize("place", [slice(3, 6), torch.tensor([5, 3, 4]), 4])
@@ -1026,100 +894,18 @@ def test_rows_that_are_replaced_keep_their_numbers(place: Any) -> None:
     assert torch.equal(buffer[place]["next", "reward"], data["next", "reward"])
 
 
-# Examples of TorchRL's reference pages ------------------------------------------------------------
+def test_the_first_element_fixes_the_schema_of_memory_maps() -> None:
+    buffer = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=1)
+    buffer.add(TensorDict({"image": torch.full((3, 4), 7, dtype=torch.uint8), "label": torch.tensor(5)}))
+    assert (buffer[0].batch_size, buffer[:].batch_size, buffer.sample().batch_size) == ((), (1,), (1,))
+    assert (buffer[0]["image"] == 7).all()
+    assert next(iter(buffer))["label"].tolist() == [5]
 
 
-def test_any_object_in_a_list_storage() -> None:
-    rb = ReplayBuffer(storage=ListStorage(10))
-    rb.add("a string!")
-    rb.extend([30, None])
-    assert (rb[0], rb[1], rb[2], len(rb)) == ("a string!", 30, None, 3)
-    assert rb[:] == ["a string!", 30, None]
-
-
-def test_tensors_that_are_there_already() -> None:
-    container = torch.empty(10, 3, 64, 64, dtype=torch.uint8)
-    rb = ReplayBuffer(storage=TensorStorage(container))
-    img = torch.randint(255, (3, 64, 64), dtype=torch.uint8)
-    index = rb.add(img)
-    assert torch.equal(rb[index], img)
-
-
-def test_tensordicts_in_memory_maps() -> None:
-    rb_td = ReplayBuffer(storage=LazyMemmapStorage(10), batch_size=1)
-    img, label = torch.randint(255, (3, 64, 64), dtype=torch.uint8), torch.randint(100, ())
-    rb_td.add(TensorDict({"img": img, "labels": label}, batch_size=[]))
-    first_elt, storage, sample = rb_td[0], rb_td[:], rb_td.sample()
-    assert torch.equal(first_elt["img"], img)
-    assert (first_elt.batch_size, storage.batch_size, sample.batch_size) == ((), (1,), (1,))
-    with pytest.warns(UserWarning, match="batch_size is 1"):
-        assert torch.equal(rb_td.sample(128)["labels"], label.expand(128))
-    data = next(iter(rb_td))
-    assert torch.equal(data["img"][0], img)
-
-
-def test_nests_in_memory_maps() -> None:
-    rb_pytree = ReplayBuffer(storage=LazyMemmapStorage(10))
-    data = {"a": {"b": torch.randn(3), "c": [torch.zeros(3, 2), (torch.ones(3, 10),)]}}
-    rb_pytree.extend(data)
-    assert len(rb_pytree) == 3
-    assert torch.equal(rb_pytree[:]["a"]["b"], data["a"]["b"])
-    assert rb_pytree[1]["a"]["c"][1][0].tolist() == [1.0] * 10
-    with pytest.raises(RuntimeError):
-        rb_pytree.extend({"a": {"b": torch.randn(3), "c": [torch.zeros(2, 2), (torch.ones(3, 10),)]}})
-    assert len(rb_pytree) == 3
-
-
-def test_a_list_is_a_sequence_and_a_tuple_a_nest() -> None:
-    one, two = torch.zeros(3), torch.ones(3)
-    as_list, as_tuple = ReplayBuffer(storage=LazyTensorStorage(10)), ReplayBuffer(storage=LazyTensorStorage(10))
-    as_list.extend([one, two])
-    as_tuple.extend((one, two))
-    assert (len(as_list), len(as_tuple), type(as_tuple[:])) == (2, 3, tuple)
-
-
-def worker(rb: TensorDictReplayBuffer) -> None:
-    rb.extend(TensorDict({"a": torch.ones(10)}, [10]))
-
-
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_buffer_that_another_process_extends(method: str) -> None:
-    rb = TensorDictReplayBuffer(storage=LazyMemmapStorage(21))
-    rb.extend(TensorDict({"a": torch.zeros(10)}, [10]))
-    proc = multiprocessing.get_context(method).Process(target=worker, args=(rb,))
-    proc.start()
-    proc.join()
-    assert len(rb) == 20
-    assert (rb[:]["a"][:10] == 0).all()
-    assert (rb[:]["a"][10:20] == 1).all()
-    rb.extend(TensorDict({"a": torch.full((2,), 2.0)}, [2]))
-    assert rb["a"][[0, 20]].tolist() == [2, 2]
-
-
-def test_the_state_of_a_buffer_on_disk(tmp_path: Path) -> None:
-    def made() -> ReplayBuffer:
-        sampler = SamplerWithoutReplacement()
-        return ReplayBuffer(storage=LazyMemmapStorage(100, ndim=2), sampler=sampler, batch_size=6)
-
-    rb, rb_test = made(), made()
-    for start in range(0, 60, 22):
-        steps = torch.arange(start, start + 22) + 1000 * torch.arange(3).unsqueeze(1)
-        rb.extend(TensorDict({"steps": steps, "next": {"reward": steps.float().unsqueeze(-1)}}, [3, 22]))
-        assert rb.storage.max_size == 102
-        rb.dumps(tmp_path / "saved")
-        rb_test.loads(tmp_path / "saved")
-        assert (rb_test[:] == rb[:]).all()
-        assert len(rb_test) == len(rb)
-    torch.manual_seed(0)
-    expected = [rb.sample() for _ in range(40)]
-    torch.manual_seed(0)
-    assert all((batch == rb_test.sample()).all() for batch in expected)
-
-
-def test_interleaved_environments_are_flattened_on_the_way_in_by_the_user() -> None:
-    memory = ReplayBuffer(storage=LazyTensorStorage(100), transform=lambda data: data.reshape(-1), batch_size=4)
-    memory.extend(TensorDict({"a": torch.zeros(8, 2)}, [8]))
-    assert memory.sample().batch_size == (4,)
+def test_preallocated_tensors_are_overwritten_from_the_first_row_on() -> None:
+    buffer = ReplayBuffer(storage=TensorStorage(torch.zeros(10, 3)))
+    assert buffer.add(torch.ones(3)) == 0
+    assert (buffer[0].tolist(), len(buffer)) == ([1.0] * 3, 10)
 
 
 # Elements of different shapes ---------------------------------------------------------------------
@@ -1131,34 +917,31 @@ KINDS = [ListStorage, LazyStackStorage, CompressedListStorage]
 
 def trajectories() -> LazyStackedTensorDict:
     """Whole trajectories; every step has another action."""
-    parts = [
+    return lazy_stack([
         TensorDict({"action": torch.arange(100.0 * n, 100.0 * n + n), "td_error": torch.arange(1.0, 1 + n)}, [n])
         for n in LENGTHS
-    ]
-    return lazy_stack(parts, 0)
+    ])  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("prefetch", [None, 2])
 def test_whole_trajectories_are_written_and_sampled_with_their_numbers(kind: Any, prefetch: int | None) -> None:
     sampler = SamplerWithoutReplacement(shuffle=False)
-    buffer = rbtool.TensorDictReplayBuffer(storage=kind(10), sampler=sampler, batch_size=6, prefetch=prefetch)
+    buffer = TensorDictReplayBuffer(storage=kind(10), sampler=sampler, batch_size=6, prefetch=prefetch)
     given = trajectories()
-    assert buffer.extend(given).tolist() == [0, 1, 2]
-    assert buffer.extend(given).tolist() == [3, 4, 5]
+    assert [buffer.extend(given).tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert not any("index" in part.keys() for part in given.tensordicts)  # noqa: SIM118  # not a dict
     batch = buffer.sample()
     assert batch.batch_size == (6, -1)
     for number, element in enumerate(batch.unbind(0)):
-        length = LENGTHS[number % 3]
-        assert element["action"].tolist() == [100.0 * length + step for step in range(length)]
-        assert element["index"].tolist() == [number] * length
+        assert element["action"].tolist() == given[number % 3]["action"].tolist()
+        assert element["index"].tolist() == [number] * LENGTHS[number % 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_entries_of_different_shapes_are_written_too(kind: Any) -> None:
     rows = lazy_stack([TensorDict({"image": torch.full((2, n), float(n))}, [2]) for n in LENGTHS], 1)
-    buffer = rbtool.TensorDictReplayBuffer(storage=kind(10), batch_size=5)
+    buffer = TensorDictReplayBuffer(storage=kind(10), batch_size=5)
     buffer.extend(rows)
     batch = buffer.sample()
     assert batch.batch_size == (5, 3)
@@ -1168,7 +951,7 @@ def test_entries_of_different_shapes_are_written_too(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_priorities_of_whole_trajectories_are_those_of_all_their_steps(kind: Any) -> None:
-    buffer = rbtool.TensorDictPrioritizedReplayBuffer(
+    buffer = TensorDictPrioritizedReplayBuffer(
         alpha=1.0, beta=1.0, eps=0.0, storage=kind(3), sampler_device="cpu", batch_size=30
     )
     buffer.extend(trajectories())
@@ -1241,6 +1024,7 @@ def _saved(state: Any) -> bytes:
 
 
 def buffer_of(count: int = 0, n: int = 1, capacity: int = CAPACITY, **options: Any) -> ReplayBuffer:
+    """A buffer of the numbers up to `count`, which consumes each after `n` samples."""
     arguments = {"storage": LazyTensorStorage(capacity), "consume_after_n_samples": n, "batch_size": 2} | options
     buffer = ReplayBuffer(**arguments)
     if count:
@@ -1287,14 +1071,13 @@ ACTIONS = st.lists(
 
 @settings(max_examples=120, deadline=None)
 @given(ACTIONS, st.integers(1, 3), st.sampled_from([LazyTensorStorage, ListStorage]))
-def test_histories(actions: list[Any], n: int, storage: Any) -> None:
+def test_elements_are_consumed_and_their_slots_reused_as_in_the_model(actions: list[Any], n: int, storage: Any) -> None:
     buffer, model, number = buffer_of(n=n, storage=storage(CAPACITY)), Model(n), 0
     for action, count in actions:
         if action == "write":
-            fits = min(count, CAPACITY)
-            values = list(range(number, number + fits))
+            values = list(range(number, number + count))
             assert buffer.extend(torch.tensor(values)).tolist() == model.write(values)
-            number += fits
+            number += count
         elif action == "add":
             assert [buffer.add(torch.tensor(number))] == model.write([number])
             number += 1
@@ -1304,10 +1087,10 @@ def test_histories(actions: list[Any], n: int, storage: Any) -> None:
             model.counts[slot] = 0
             model.free = [free for free in model.free if free != slot]
         elif action == "sample" and model.live:
-            batch, info = buffer.sample(count, return_info=True) if count == 2 else _quiet(buffer, count)
-            slots = info["index"].tolist()
+            draw = buffer.draw(count)
+            slots = draw.info["index"].tolist()
             assert len(slots) == len(set(slots)) == min(count, model.live)
-            assert batch.tolist() == [model.values[slot] for slot in slots]
+            assert buffer.batch_of(draw).tolist() == [model.values[slot] for slot in slots]
             model.sampled(slots)
             assert buffer.sampler.ran_out is (model.live == 0)
         elif action == "sample":
@@ -1317,12 +1100,7 @@ def test_histories(actions: list[Any], n: int, storage: Any) -> None:
         assert [int(value) for value in buffer.storage] == [model.values[slot] for slot in sorted(model.values)]
 
 
-def _quiet(buffer: Any, count: int) -> Any:
-    draw = buffer.draw(count)
-    return buffer.batch_of(draw), draw.info
-
-
-def test_slots_of_the_documented_example() -> None:
+def test_consumed_slots_are_written_before_the_cursor_moves() -> None:
     buffer, live = buffer_of(100, capacity=100), torch.ones(100, dtype=torch.bool)
     live[[10, 20]] = False
     consumed = {"_live_mask": live, "_free_indices": torch.tensor([10, 20])}  # in the form of TorchRL
@@ -1333,27 +1111,24 @@ def test_slots_of_the_documented_example() -> None:
     assert buffer.writer.cursor == 12
 
 
-def test_iteration_ends_when_nothing_is_left() -> None:
+def test_iteration_ends_when_everything_is_consumed() -> None:
     buffer = buffer_of(5, n=2)
     batches = list(buffer)
     assert all(len(batch) == len(batch.unique()) <= 2 for batch in batches)
     assert Counter(torch.cat(batches).tolist()) == dict.fromkeys(range(5), 2)
-    assert list(buffer) == []
-    assert len(buffer) == 0
-    assert buffer[:].tolist() == [0, 1, 2, 3, 4]
+    assert (list(buffer), len(buffer), buffer[:].tolist()) == ([], 0, [0, 1, 2, 3, 4])
 
 
-def test_elements_are_equally_likely() -> None:
+def test_consumed_elements_are_drawn_with_equal_probability() -> None:
     found: Counter[int] = Counter()
     for seed in range(300):
         buffer = buffer_of(8, generator=torch.Generator().manual_seed(seed))
         found.update(buffer.sample().tolist())
-    total = sum(found.values())
-    assert all(abs(count - total / 8) < 5 * (total / 8) ** 0.5 for count in found.values())
+    assert all(abs(found[element] - 75) < 5 * 75**0.5 for element in range(8))
 
 
 @pytest.mark.parametrize("way", ["folder", "state"])
-def test_saved_buffers_continue(way: str, tmp_path: Any) -> None:
+def test_saved_buffers_consume_the_same_elements(way: str, tmp_path: Any) -> None:
     options = {"n": 2, "generator": torch.Generator().manual_seed(1)}
     first, second = buffer_of(7, **options), buffer_of(n=3, generator=torch.Generator())
     for _ in range(3):
@@ -1415,7 +1190,7 @@ def test_damaged_states_change_nothing(content: bytes, tmp_path: Any) -> None:
     assert buffer[:]["a"].tolist() == [0, 1, 2, 3]
 
 
-def test_checkpoints_of_the_other_kind(tmp_path: Any) -> None:
+def test_checkpoints_with_and_without_consumption_are_not_confused(tmp_path: Any) -> None:
     consuming, plain = buffer_of(4), ReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
     plain.extend(torch.arange(3))
     consuming.dumps(tmp_path / "consuming")
@@ -1428,7 +1203,7 @@ def test_checkpoints_of_the_other_kind(tmp_path: Any) -> None:
         consuming.load_state_dict(plain.state_dict())
 
 
-def test_a_full_ring_in_a_larger_storage(tmp_path: Any) -> None:
+def test_a_full_ring_is_consumed_in_a_larger_storage(tmp_path: Any) -> None:
     buffer, larger = buffer_of(8), buffer_of(capacity=12)
     buffer.sample(2)
     buffer.extend(torch.tensor([8, 9, 10]))
@@ -1438,7 +1213,7 @@ def test_a_full_ring_in_a_larger_storage(tmp_path: Any) -> None:
     assert len(larger.sampler.freed(20)) == 8
 
 
-def test_other_parts() -> None:
+def test_elements_are_live_again_when_the_buffer_is_emptied_or_gets_another_sampler() -> None:
     assert isinstance(buffer_of().sampler, ConsumingSampler)
     buffer = buffer_of(4, sampler=ConsumingSampler(1))
     buffer.sample()
@@ -1453,45 +1228,7 @@ def test_other_parts() -> None:
     assert buffer.sample().tolist() == [7]
 
 
-class _WritesNowhere(RoundRobinWriter):
-    write_at = None  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"consume_after_n_samples": True}, TypeError),
-        ({"consume_after_n_samples": 1.0}, TypeError),
-        ({"consume_after_n_samples": 0}, ValueError),
-        ({"sampler": SliceSampler(slice_len=1)}, ValueError),
-        ({"sampler": ConsumingSampler(3)}, ValueError),
-        ({"prefetch": 2}, ValueError),
-        ({"shared": True}, ValueError),
-        ({"storage": LazyTensorStorage(8, ndim=2)}, ValueError),
-        ({"writer": TensorDictMaxValueWriter(rank_key="a")}, TypeError),
-        ({"writer": _WritesNowhere()}, TypeError),
-    ],
-)
-def test_replay_buffer_consumption_arguments_that_make_no_sense(
-    options: dict[str, Any], error: type[Exception]
-) -> None:
-    arguments = {"storage": LazyTensorStorage(8), "consume_after_n_samples": 1, "batch_size": 2}
-    with pytest.raises(error):
-        ReplayBuffer(**arguments | options)
-
-
-def test_priorities_are_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be used in a buffer with priorities"):
-        PrioritizedReplayBuffer(alpha=0.5, beta=0.5, consume_after_n_samples=1)
-
-
 # Names of TorchRL ----------------------------------------------------------------------------------------
-
-
-def test_prefetch_has_torchrls_names() -> None:
-    for prefetch, names in ((None, (False, 0)), (3, (True, 3))):
-        buffer = ReplayBuffer(storage=LazyTensorStorage(4), batch_size=2, prefetch=prefetch)
-        assert (buffer._prefetch, buffer._prefetch_cap) == names
 
 
 @pytest.mark.parametrize("ensemble", [False, True])

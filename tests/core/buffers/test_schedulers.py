@@ -52,26 +52,23 @@ def steps(scheduler: Any, count: int) -> list[float]:
     ],
 )  # fmt: skip
 @each("in_buffer", [True, False])
-def test_values_go_as_the_table_says(make: Any, expected: list[float], in_buffer: bool) -> None:
+def test_values_follow_the_schedule(make: Any, expected: list[float], in_buffer: bool) -> None:
     sampler = prioritized()
     obj: Any = rbtool.ReplayBuffer(storage=LazyTensorStorage(10), sampler=sampler) if in_buffer else sampler
     assert steps(make(obj), 5) == pytest.approx(expected)
 
 
-def test_a_whole_number_stays_one_and_is_rounded() -> None:
+def test_values_keep_their_type() -> None:
     sampler = SliceSampler(slice_len=4)
     found = steps(LinearScheduler(sampler, "slice_len", 10, 4), 5)
-    assert found == [6, 7, 8, 10, 10]
+    assert found == [6, 7, 8, 10, 10]  # rounded
     found += steps(StepScheduler(sampler, "slice_len", gamma=0.9), 4)
     assert found[5:] == [round(10 * 0.9**step) for step in range(1, 5)]
     assert {type(value) for value in found} == {int}
-
-
-def test_a_tensor_stays_a_tensor_of_its_type() -> None:
-    sampler = prioritized()
-    sampler.temperature = torch.tensor([0.5], dtype=torch.float16)  # type: ignore[attr-defined]
-    found = steps(LinearScheduler(sampler, "temperature", 1.0, 2), 2)
-    assert [(value.dtype, value.tolist()) for value in found] == [(torch.float16, [0.75]), (torch.float16, [1.0])]  # type: ignore[attr-defined]
+    other: Any = prioritized()
+    other.temperature = torch.tensor([0.5], dtype=torch.float16)
+    tensors: Any = steps(LinearScheduler(other, "temperature", 1.0, 2), 2)
+    assert [(value.dtype, value.tolist()) for value in tensors] == [(torch.float16, [0.75]), (torch.float16, [1.0])]
 
 
 def test_the_sampler_of_a_buffer_may_be_replaced() -> None:
@@ -100,7 +97,7 @@ def test_the_sampler_of_a_buffer_may_be_replaced() -> None:
         (lambda: ParameterScheduler(prioritized(), "beta"), TypeError, "abstract"),  # type: ignore[abstract]
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused(make: Any, error: type[Exception], words: str) -> None:
+def test_unusable_arguments_are_refused(make: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make()
 
@@ -124,7 +121,7 @@ MAKERS = [
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_a_state_goes_through_json_and_on(make: Any) -> None:
+def test_a_state_survives_json_and_continues(make: Any) -> None:
     first, second = prioritized(), prioritized()
     scheduler, other = make(first), make(second)
     for _ in range(3):
@@ -156,7 +153,7 @@ def test_a_state_of_torchrls_is_taken() -> None:
 
 
 @pytest.mark.parametrize("change", [{"param_name": "alpha"}, {"num_steps": None}])
-def test_a_state_of_something_else_changes_nothing(change: dict[str, Any]) -> None:
+def test_the_state_of_another_scheduler_changes_nothing(change: dict[str, Any]) -> None:
     schedulers = SchedulerList((LinearScheduler(prioritized(), "beta", 1.0, 4), MAKERS[0](prioritized())))
     before = schedulers.state_dict()
     state = schedulers.schedulers[1].state_dict() | {"_step_cnt": 3}

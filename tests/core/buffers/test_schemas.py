@@ -169,15 +169,9 @@ def test_weights_change_during_training() -> None:
     for first in (0, 3, 10):
         buffer.p = [first, 10 - first]
         assert (buffer.sample(100)["source_id"] == 0).sum() == 10 * first
-
-
-def test_weights_cannot_be_assigned_where_each_member_is_drawn_once() -> None:
-    buffer = ReplayBufferEnsemble(buffer_of(4), buffer_of(4), sample_from_all=True)
+    every = ReplayBufferEnsemble(buffer_of(4), buffer_of(4), sample_from_all=True)
     with pytest.raises(RuntimeError, match="sample_from_all"):
-        buffer.p = [1, 2]
-
-
-def test_a_sampler_without_weights_is_indexed() -> None:
+        every.p = [1, 2]
     sampler = SamplerEnsemble(RandomSampler(), RandomSampler(), RandomSampler())
     assert sampler[1:].p is None
     assert len(sampler[[0, 2]]) == 2

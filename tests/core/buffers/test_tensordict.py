@@ -43,14 +43,11 @@ class Prioritised(RandomSampler):
 
     def sample(self, storage: Any, batch_size: int) -> Any:
         index, _ = super().sample(storage, batch_size)
-        count = len(index) if isinstance(index, torch.Tensor) else len(index[0])
+        count = len(index)
         return index, {"priority_weight": torch.ones(count), ("next", "truncated"): torch.ones(count, 1).bool()}
 
     def update_priority(self, index: Any, priority: Any, *, storage: Any = None) -> None:
-        keys = [tuple(row) if isinstance(row, list) else row for row in index.tolist()]
-        if len(keys) != len(priority):
-            raise ValueError("expected as many priorities as elements")
-        self.given |= dict(zip(keys, priority.tolist(), strict=True))
+        self.given |= dict(zip(index.tolist(), priority.tolist(), strict=True))
 
 
 def steps(count: int = 4, **more: torch.Tensor) -> TensorDict:
@@ -116,13 +113,6 @@ def test_a_batch_without_rows_changes_nothing(storage: Any, transform: Any) -> N
     assert buffer.extend(steps(1)).tolist() == [3]
 
 
-def test_a_batch_without_rows_of_several_dimensions() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2))
-    buffer.extend(steps(6).reshape(2, 3))
-    assert buffer.extend(steps(0).reshape(2, 0)).shape == (0, 2)
-    assert len(buffer) == 6
-
-
 def test_a_batch_without_rows_is_refused_where_entries_are_unknown_or_writes_are() -> None:
     with pytest.raises(IndexError, match="found none"):
         TensorDictReplayBuffer(storage=LazyTensorStorage(10)).extend(steps(0))
@@ -131,11 +121,13 @@ def test_a_batch_without_rows_is_refused_where_entries_are_unknown_or_writes_are
         fixed.extend(steps(0))
 
 
-def test_a_dict_of_several_dimensions_has_those_of_the_storage() -> None:
+def test_batches_of_several_dimensions_may_be_dicts_or_without_rows() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(12, ndim=2), batch_size=5)
     assert buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3, 4, 2)}).shape == (12, 2)
     with pytest.raises(UsageError, match=r"'b' is \[3\] and 'a' is \[3, 4\], expected the same 2 leading dimensions"):
         buffer.extend({"a": np.zeros((3, 4)), "b": torch.zeros(3)})
+    assert buffer.extend(buffer[:][:, :0]).shape == (0, 2)
+    assert (len(buffer), buffer.write_count) == (12, 4)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +148,7 @@ def test_dicts_that_are_no_batches_are_refused(data: Any, words: str) -> None:
     assert len(buffer) == 0
 
 
-def test_batches_carry_what_the_sampler_says() -> None:
+def test_batches_have_the_entries_of_the_sampler() -> None:
     buffer = made(4)
     batch, info = buffer.sample(return_info=True)
     assert torch.equal(batch["index"], info["index"])
@@ -182,46 +174,19 @@ def test_include_info_is_deprecated() -> None:
     assert torch.equal(batch["index"], info["index"])
 
 
-def test_batches_that_are_no_tensordicts() -> None:
+def test_stored_elements_have_to_be_tensordicts() -> None:
     buffer = TensorDictReplayBuffer(storage=TensorStorage(torch.arange(4)))
     with pytest.raises(RuntimeError, match="found a Tensor"):
         buffer.sample(2)
 
 
-def test_a_transform_that_changes_the_shape_clashes() -> None:
+def test_a_transform_that_changes_the_shape_does_not_fit_the_info() -> None:
     buffer = made(4, transform=lambda rows: rows.reshape(2, 3))
     with pytest.raises(RuntimeError, match=r"\[6\], expected it to begin with the batch's, \[2, 3\]"):
         buffer.sample()
 
 
-def test_what_a_batch_is_given_does_not_reach_the_storage() -> None:
-    buffer = made(4)
-    buffer.sample()["a"].fill_(-1)
-    assert (buffer["a"].tolist(), set(buffer[:].keys())) == ([0, 1, 2, 3], {"a", "index"})
-
-
-# Priorities ------------------------------------------------------------------------------------------
-
-
-def test_priorities_that_come_with_the_data() -> None:
-    buffer = made()
-    buffer.extend(steps(2, td_error=torch.tensor([0.5, 2.0])))
-    assert buffer.sampler.given == {0: 0.5, 1: 2.0}
-    buffer.extend(steps(2, td_error=torch.tensor([3.0, 4.0])), update_priority=False)
-    assert set(buffer.sampler.given) == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("reduction", "expected"), [("max", 3.0), ("min", 0.0), ("mean", 1.5), ("sum", 6.0), ("median", 1.0)]
-)
-def test_priorities_of_several_numbers_are_reduced(reduction: str, expected: float) -> None:
-    buffer = made(priority_key=("loss", "td"))
-    buffer.sampler.reduction = reduction
-    buffer.extend(steps(1, loss=TensorDict({"td": torch.tensor([[[0.0, 1.0], [2.0, 3.0]]])}, [1])))
-    assert buffer.sampler.given == {0: expected}
-
-
-def test_priorities_of_a_sampled_batch() -> None:
+def test_priorities_of_a_sampled_batch_go_to_its_elements() -> None:
     buffer = made(4)
     batch = buffer.sample()
     batch["td_error"] = batch["index"].float() + 0.5
@@ -231,40 +196,12 @@ def test_priorities_of_a_sampled_batch() -> None:
     assert set(buffer.sampler.given.values()) == {1.0}
     with pytest.raises(KeyError, match="not sampled from"):
         buffer.update_tensordict_priority(steps())
+    uniform = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
+    uniform.extend(steps(2, td_error=torch.ones(2)))
+    uniform.update_tensordict_priority(uniform.sample())  # of no effect
 
 
-def test_priorities_of_several_dimensions() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(6, ndim=2), sampler=Prioritised(), batch_size=4)
-    numbers = torch.arange(6.0).reshape(2, 3)
-    buffer.extend(TensorDict({"a": numbers, "td_error": numbers}, [2, 3]))
-    assert buffer.sampler.given == {(step, lane): 3.0 * lane + step for step in range(3) for lane in range(2)}
-    batch = buffer.sample()
-    buffer.update_tensordict_priority(batch.set("td_error", batch["a"] + 10))
-    assert all(value >= 10 for key, value in buffer.sampler.given.items() if key in map(tuple, batch["index"].tolist()))
-
-
-def test_priorities_that_fail_say_how_to_leave_them_out() -> None:
-    buffer = made()
-    with pytest.raises(RuntimeError, match="td_error") as failed:
-        buffer.extend(steps(4, td_error=torch.zeros(4, 0)))
-    assert "update_priority=False" in failed.value.hint
-    assert len(buffer) == 4
-
-
-def test_priorities_go_nowhere_without_a_sampler_for_them() -> None:
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=2)
-    buffer.extend(steps(2, td_error=torch.ones(2)))
-    buffer.update_tensordict_priority(buffer.sample())
-
-
-def test_elements_one_by_one() -> None:
-    buffer = TensorDictReplayBuffer(storage=ListStorage(4), batch_size=3)
-    buffer.extend(steps(3))
-    batch = buffer.sample()
-    assert torch.equal(batch["a"], batch["index"])
-
-
-def test_info_of_plain_buffers_stays_outside() -> None:
+def test_plain_buffers_add_no_info_to_batches() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=RoundRobinWriter(), batch_size=2)
     buffer.extend(steps(3))
     assert set(buffer.sample().keys()) == {"a"}
@@ -292,16 +229,10 @@ class Arrays:
         return whole if self.rng.random() < 0.8 else np.asfortranarray(whole[..., ::-1])
 
     def step(self, lead: tuple[int, ...], stored: Any) -> dict[Any, Any]:
-        found: dict[Any, Any] = {
-            "state": self.states(lead),
-            "action": self.number(np.int64, lead),
-            "weight": self.number(np.float64, lead),
-            "next": {
-                "state": self.states(lead),
-                "reward": self.number(np.float32, lead),
-                "done": self.number(np.bool_, lead),
-            },
-        }
+        found: dict[Any, Any] = {"state": self.states(lead)}
+        found |= {"action": self.number(np.int64, lead), "weight": self.number(np.float64, lead)}
+        after = {"reward": self.number(np.float32, lead), "done": self.number(np.bool_, lead)}
+        found["next"] = {"state": self.states(lead), **after}
         odd = self.rng.integers(0, 24) if self.odd else -1
         if odd == 0:
             del found["next"]["done"]
@@ -347,16 +278,8 @@ def everything(buffer: TensorDictReplayBuffer) -> list[Any]:
     changes = [(str(change.rows), change.keys) for change in storage.log.since(0) or []]
     last = storage.last_cursor
     last = last.tolist() if isinstance(last, torch.Tensor) else last
-    return [
-        rows,
-        len(storage),
-        storage.log.now,
-        changes,
-        last,
-        writer.cursor,
-        writer.write_count,
-        writer.generations_of(range(9)).tolist(),
-    ]
+    counts = len(storage), storage.log.now, writer.cursor, writer.write_count
+    return [rows, changes, last, counts, writer.generations_of(range(9)).tolist()]
 
 
 STORAGES: dict[str, Any] = {
@@ -365,6 +288,8 @@ STORAGES: dict[str, Any] = {
     "open": partial(LazyTensorStorage, 9, schema="open"),
     "own": lambda: TensorStorage(TensorDict(batch_size=[9])),
 }
+SEVEN = ("action", torch.tensor([7]), slice(0, 1))
+PRIORITIZED = partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)
 
 
 @pytest.mark.parametrize("storage", STORAGES)
@@ -374,11 +299,8 @@ STORAGES: dict[str, Any] = {
         (TensorDictRoundRobinWriter, TensorDictReplayBuffer),
         (RoundRobinWriter, TensorDictReplayBuffer),
         (partial(TensorDictRoundRobinWriter, track_generations=True), TensorDictReplayBuffer),
-        (TensorDictRoundRobinWriter, partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)),
-        (
-            TensorDictRoundRobinWriter,
-            partial(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5, priority_key="weight"),
-        ),
+        (TensorDictRoundRobinWriter, PRIORITIZED),
+        (TensorDictRoundRobinWriter, partial(PRIORITIZED, priority_key="weight")),
         (TensorDictRoundRobinWriter, partial(TensorDictReplayBuffer, consume_after_n_samples=2)),
     ],
 )
@@ -392,27 +314,21 @@ def test_dicts_of_arrays_are_written_as_tensordicts_of_them_are(storage: str, wr
             chosen, found = draws[0].rng.integers(0, 16), []
             assert draws[1].rng.integers(0, 16) == chosen
             for arrays, buffer, form in zip(draws, pair, (dict, MappingProxyType), strict=True):
+                stored = buffer.storage if buffer.storage.initialized else ()
                 if chosen < 7:
-                    data = form(arrays.step((), buffer.storage if buffer.storage.initialized else ()))
-                    found.append(outcome(buffer.add, data))
+                    found.append(outcome(buffer.add, form(arrays.step((), stored))))
                 elif chosen < 12:
                     count = int(arrays.rng.integers(0, 4)) or int(arrays.rng.integers(0, 13))
-                    data = form(arrays.step((count,), buffer.storage if buffer.storage.initialized else ()))
-                    found.append(outcome(buffer.extend, data))
+                    found.append(outcome(buffer.extend, form(arrays.step((count,), stored))))
                 elif chosen == 12:
                     found.append(outcome(lambda buffer=buffer: buffer.sample()["action"]))
                 elif chosen == 13:
-                    found.append(outcome(lambda buffer=buffer: buffer.update_priority(torch.tensor([0]), 0.5)))
+                    found.append(outcome(buffer.update_priority, torch.tensor([0]), 0.5))
                 elif chosen == 14 and turn % 5 == 0:
                     found.append(outcome([buffer.empty, buffer.storage.empty, buffer.writer.empty][turn % 3]))
                 elif chosen == 15 and turn % 4 == 0:
-                    found.append(
-                        outcome(
-                            lambda buffer=buffer: buffer.set_at_("action", torch.tensor([7]), slice(0, 1)).write_count
-                        )
-                    )
-            if len(found) == 2:
-                assert found[0] == found[1]
+                    found.append(outcome(lambda *edit, buffer=buffer: buffer.set_at_(*edit).write_count, *SEVEN))
+            assert not found or found[0] == found[1]
             assert everything(pair[0]) == everything(pair[1])
 
 
@@ -502,7 +418,7 @@ def test_tensordicts_are_written_as_they_are_by_any_path(
 
 
 @pytest.mark.parametrize("writer", [TensorDictRoundRobinWriter, GeneralLabels, RoundRobinWriter, GeneralWriter])
-def test_dimensions_that_the_numbers_of_rows_do_not_have(writer: Any) -> None:
+def test_rows_with_more_dimensions_than_their_numbers_are_refused(writer: Any) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(9), writer=writer())
     for _ in range(2):  # the second one finds out that rows have numbers
         buffer.extend(TensorDict({"a": torch.zeros(1, 3)}, [1]))
@@ -575,11 +491,9 @@ def test_whatever_changes_a_buffer_ends_the_writing_of_arrays_as_they_are(change
         assert buffer.sampler.given == {3: 5.0}
 
 
-def test_moved_memory_is_followed() -> None:
-    buffer, step = (
-        TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2),
-        Arrays(1, odd=False).step((), ()),
-    )
+def test_memory_that_was_moved_is_followed() -> None:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=2)
+    step = Arrays(1, odd=False).step((), ())
     for _ in range(3):
         buffer.add(step)
     buffer.storage.contents.share_memory_()
@@ -613,14 +527,14 @@ def test_dicts_are_written_to_all_columns_after_sharing_failed_halfway(
             raise RuntimeError("no space left")
         return share(memory)
 
-    buffer.add(steps[0])
-    buffer.add(steps[1])
+    for step in steps[:2]:
+        buffer.add(step)
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, full)
         child = multiprocessing.get_context("spawn").Process(target=len, args=(buffer.storage,))
         with pytest.raises(RuntimeError, match="no space"):
             (child.start if spawn else buffer.storage.share)()
-    buffer.add(steps[2])
-    buffer.add(steps[3])
+    for step in steps[2:]:
+        buffer.add(step)
     found = buffer[:]
     assert found["a"].tolist() == found["r"].tolist() == found["o"][:, 8].tolist() == [0, 1, 2, 3]

@@ -25,7 +25,7 @@ from rbtool.core.storages.dataset import Pages, StepStorage, dataset_tensors, ex
 from rbtool.core.storages.packed import PackedStorage
 from rbtool.core.ted.episodes import EndReason
 from rbtool.core.ted.schema import DTYPES, Field
-from rbtool.core.testing.datasets import write_walks
+from rbtool.core.testing.datasets import write_packed, write_walks
 from rbtool.core.testing.rows import same
 from rbtool.core.testing.storages import StorageTests
 
@@ -69,6 +69,8 @@ def test_every_leaf_is_mapped_value_for_value(tmp_path: Path, copy_on_write: boo
 
 
 def test_an_edit_in_place_never_reaches_the_disk(walks: Path) -> None:
+    for path in walks.rglob("*.memmap"):
+        path.chmod(0o444)  # opening needs no permission to write
     before, tensors = files_of(walks), dataset_tensors(walks)
     storage = TensorStorage(tensors)
     storage[:]["observation"].fill_(-1)
@@ -77,12 +79,6 @@ def test_an_edit_in_place_never_reaches_the_disk(walks: Path) -> None:
     assert tensors["observation"].eq(-1).all()
     assert files_of(walks) == before
     assert not dataset_tensors(walks)["observation"].eq(-1).any()
-
-
-def test_a_dataset_without_write_permission_opens(walks: Path) -> None:
-    for path in walks.rglob("*.memmap"):
-        path.chmod(0o444)
-    dataset_tensors(walks)["observation"][0] = 1.0
 
 
 def test_maps_that_cannot_be_written_need_no_data_memory(tmp_path: Path, interpreter: Interpreter) -> None:
@@ -109,7 +105,7 @@ except OSError as error:
     assert done.stdout.splitlines()[1] == "Cannot allocate memory"
 
 
-def test_a_cut_file_is_refused_not_mapped(walks: Path) -> None:
+def test_cut_files_other_layouts_and_other_folders_are_refused(walks: Path, tmp_path: Path) -> None:
     path = walks / leaf_path(("observation",))
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(CorruptDataError, match=r"239 bytes, expected 240"):
@@ -117,9 +113,11 @@ def test_a_cut_file_is_refused_not_mapped(walks: Path) -> None:
     path.unlink()
     with pytest.raises(CorruptDataError, match="missing"):
         dataset_tensors(walks)
-
-
-def test_what_is_no_dataset(tmp_path: Path) -> None:
+    manifest = dataclasses.replace(TedReader(walks).manifest, layout="flat")
+    (walks / MANIFEST).unlink()
+    manifest.save(walks)
+    with pytest.raises(FormatError, match="has layout flat"):
+        dataset_tensors(walks)
     with pytest.raises(DatasetNotFoundError):
         dataset_tensors(tmp_path)
 
@@ -147,31 +145,19 @@ def test_rows_read_from_disk_are_those_of_the_mapped_tensors(tmp_path: Path, ind
     assert same(found, expected)
 
 
-def test_rows_on_disk_cannot_be_written(walks: Path) -> None:
-    storage = StepStorage(TedReader(walks))
+def test_rows_on_disk_cannot_be_replaced(walks: Path, tmp_path: Path) -> None:
+    write_walks(tmp_path / "other", EPISODES, seed=1)
+    storage, other = StepStorage(TedReader(walks)), StepStorage(TedReader(tmp_path / "other"))
     with pytest.raises(RuntimeError, match="is read-only"):
         storage[0] = storage[1]
     with pytest.raises(RuntimeError, match="is read-only"):
         storage.empty()
-
-
-def test_a_state_belongs_to_its_contents(walks: Path, tmp_path: Path) -> None:
-    write_walks(tmp_path / "other", EPISODES, seed=1)
-    other = StepStorage(TedReader(tmp_path / "other"))
     with pytest.raises(RuntimeError, match="belongs to other data"):
-        other.load_state_dict(StepStorage(TedReader(walks)).state_dict())
-
-
-def test_another_layout_is_refused(walks: Path) -> None:
-    manifest = dataclasses.replace(TedReader(walks).manifest, layout="flat")
-    (walks / MANIFEST).unlink()
-    manifest.save(walks)
-    with pytest.raises(FormatError, match="has layout flat"):
-        dataset_tensors(walks)
+        other.load_state_dict(storage.state_dict())
 
 
 class Heard:
-    """A map that remembers what it was told."""
+    """A map that remembers the advice that it was given."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -184,7 +170,7 @@ class Heard:
         self.said.append(words)
 
 
-def test_the_memory_that_there_is() -> None:
+def test_available_memory_is_measured() -> None:
     available = available_memory()
     assert available is not None
     assert 1 << 20 < available < 1 << 50
@@ -197,17 +183,13 @@ def test_the_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "jobs" / "memory.max").write_text("4096\n")
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
     monkeypatch.setattr(threads, "_GROUPS", tmp_path)
-    monkeypatch.setattr(Path, "read_text", _with_group(Path.read_text))
+    read, group = Path.read_text, Path("/proc/self/cgroup")
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path, *more, **named: "0::/jobs/mine\n" if path == group else read(path, *more, **named),
+    )
     assert available_memory() == 4096
-
-
-def _with_group(read_text: object) -> object:
-    def read(path: Path, *arguments: object, **named: object) -> str:
-        if str(path) == "/proc/self/cgroup":
-            return "0::/jobs/mine\n"
-        return read_text(path, *arguments, **named)  # type: ignore[operator, no-any-return]
-
-    return read
 
 
 def test_neighbouring_pages_are_asked_for_together() -> None:
@@ -228,9 +210,9 @@ def test_neighbouring_pages_are_asked_for_together() -> None:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_only_what_exceeds_memory_is_told_of(tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbtool.core.testing.datasets import write_packed, write_walks
-
+def test_the_kernel_is_advised_only_of_data_that_exceeds_memory(
+    tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[object] = []
     monkeypatch.setattr(packed, "Pages", lambda pages: made.append(pages) or Pages(pages))
     write_walks(tmp_path / "ted", [(5, "open")])

@@ -11,14 +11,15 @@ import shutil
 import signal
 import threading
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from cases import in_loops
+from cases import each, in_loops
 from processes import run_forked
 from tensordict import LazyStackedTensorDict, MemoryMappedTensor, NonTensorData, TensorDict, tensorclass
 
@@ -34,6 +35,9 @@ from rbtool.core.testing.rows import same
 from rbtool.core.testing.storages import StorageFillTests, StorageTests
 from rbtool.core.writers.round_robin import RoundRobinWriter
 
+both = pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+by_every_method = pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+
 
 @tensorclass
 class Step:
@@ -44,56 +48,70 @@ class Step:
 def steps(rows: int = 10, first: int = 0) -> TensorDict:
     numbers = torch.arange(first, first + rows)
     inner = {"reward": -numbers.double().unsqueeze(-1), "done": (numbers % 3 == 0).unsqueeze(-1)}
-    return TensorDict({"observation": torch.stack([numbers, numbers + 0.5], -1), "next": inner}, [rows])
+    observation = torch.stack([numbers, numbers + 0.5], -1).double()
+    return TensorDict({"observation": observation, "a/b": numbers, "next": inner}, [rows])
 
 
-def filled(storage: LazyTensorStorage) -> LazyTensorStorage:
+def filled(storage: Any) -> Any:
     storage.set(range(10), steps())
     storage.last_cursor = None
     return storage
 
 
 class TestOfTensorDicts(StorageTests):
+    options: ClassVar[dict[str, Any]] = {}
+
     def make(self) -> LazyTensorStorage:
-        return filled(LazyTensorStorage(25))
+        return filled(LazyTensorStorage(25, **self.options))
 
 
-class TestConsolidated(StorageTests):
-    def make(self) -> LazyTensorStorage:
-        return filled(LazyTensorStorage(25, consolidated=True))
+class TestConsolidated(TestOfTensorDicts):
+    options: ClassVar = {"consolidated": True}
 
 
-class TestWithSharedInit(StorageTests):
-    def make(self) -> LazyTensorStorage:
-        return filled(LazyTensorStorage(25, shared_init=True))
+class TestWithSharedInit(TestOfTensorDicts):
+    options: ClassVar = {"shared_init": True}
 
 
-@in_loops
-class TestFills(StorageFillTests):
+class TestMemmap(StorageTests):
+    def make(self) -> LazyMemmapStorage:
+        return filled(LazyMemmapStorage(25))
+
+
+class Fills(StorageFillTests):
+    kind: ClassVar[type] = LazyTensorStorage
+    options: ClassVar[dict[str, Any]] = {}
+
     def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
-        return LazyTensorStorage(max_size, ndim=ndim)
+        return self.kind(max_size, ndim=ndim, **self.options)
 
 
 @in_loops
-class TestFillsConsolidated(StorageFillTests):
+class TestFills(Fills):
+    pass
+
+
+@in_loops
+class TestFillsMemmap(Fills):
+    kind = LazyMemmapStorage
+
+
+@in_loops
+class TestFillsConsolidated(Fills):
     kinds = ("tensordict", "nested tensordict")
-
-    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
-        return LazyTensorStorage(max_size, ndim=ndim, consolidated=True)
+    options: ClassVar = {"consolidated": True}
 
 
 @in_loops
-class TestFillsWithOpenSchema(StorageFillTests):
+class TestFillsWithOpenSchema(Fills):
     kinds = ("tensor", "nested tensordict")
-
-    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
-        return LazyTensorStorage(max_size, ndim=ndim, schema="open")
+    options: ClassVar = {"schema": "open"}
 
     def test_unfitting_data_are_refused_and_change_nothing(self, case: Any) -> None:
         """Other keys fit here."""
 
 
-def test_nothing_is_there_before_the_first_write() -> None:
+def test_a_new_storage_is_empty() -> None:
     storage = LazyTensorStorage(10)
     assert (len(storage), storage.shape, storage.initialized, list(storage)) == (0, (0,), False, [])
     with pytest.raises(RuntimeError, match="nothing was ever written"):
@@ -116,15 +134,13 @@ def test_three_dimensions_count_elements() -> None:
     assert chosen.tolist() == [[10, 11], [6, 7]]
 
 
-@pytest.mark.parametrize(
-    "index", [(torch.tensor([0, 4]), torch.tensor([0, 0])), (torch.tensor([0]), torch.tensor([3]))], ids=str
-)
-def test_coordinates_that_are_not_there(index: Any) -> None:
+def test_elements_are_named_by_coordinates() -> None:
     storage = LazyTensorStorage(12, ndim=2)
     storage.set(range(4), torch.arange(12.0).reshape(4, 3))
-    with pytest.raises(IndexError):
-        storage.get(index)
     assert storage[torch.tensor([-1, 1]), torch.tensor([-1, 0])].tolist() == [11, 3]
+    for index in (([0, 4], [0, 0]), ([0], [3])):
+        with pytest.raises(IndexError):
+            storage.get(tuple(map(torch.tensor, index)))
 
 
 @pytest.mark.parametrize("device", ["cpu", "auto", torch.device("cpu")])
@@ -142,31 +158,13 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @in_loops
-class TestOnCuda(StorageFillTests):
+class TestOnCuda(Fills):
     kinds = ("nested tensordict", "pytree")
-
-    def make_empty(self, max_size: int, ndim: int) -> LazyTensorStorage:
-        return LazyTensorStorage(max_size, ndim=ndim, device="cuda")
+    options: ClassVar = {"device": "cuda"}
 
     def read(self, storage: Any, rows: list[int] | None = None) -> Any:
         found = super().read(storage, rows)
         return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu(), found)
-
-
-def test_the_batch_size_of_rows_is_kept() -> None:
-    storage = LazyTensorStorage(10)
-    storage.set(
-        range(2), TensorDict({"x": torch.zeros(2, 3, 4), "in": TensorDict({"y": torch.ones(2, 3)}, [2, 3])}, [2, 3])
-    )
-    assert storage[torch.tensor([0, 1, 0])].batch_size == (3, 3)
-    assert storage[0]["in"].batch_size == (3,)
-
-
-def test_tensorclasses_are_kept() -> None:
-    storage = LazyTensorStorage(10)
-    storage.set(range(3), Step(torch.arange(6.0).reshape(3, 2), torch.arange(3), batch_size=[3]))
-    found = storage[torch.tensor([2, 0])]
-    assert (type(found), found.action.tolist(), found.batch_size) == (Step, [2, 0], (2,))
 
 
 def test_a_value_that_is_no_tensor_is_kept_once() -> None:
@@ -184,7 +182,7 @@ def test_the_first_rows_may_come_one_by_one(kind: Any) -> None:
     assert same(storage[:], steps()[[4, 2, 9]])
 
 
-@pytest.mark.parametrize(
+@each(
     ("cursor", "data", "message"),
     [
         (range(2), torch.tensor(1.0), "without dimensions"),
@@ -210,13 +208,10 @@ def test_a_first_write_that_fails_leaves_the_storage_empty(cursor: Any, data: An
     ("change", "message"),
     [
         (lambda td: td.exclude(("next", "done")), "the entry 'next' lacks done, expected the entries reward, done"),
-        (
-            lambda td: td.set("extra", torch.ones(2)),
-            "brings the new extra, expected the entries observation, next",
-        ),
+        (lambda td: td.set("extra", torch.ones(2)), "the new extra, expected the entries observation, a/b, next"),
     ],
 )
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@both
 def test_missing_and_new_keys_are_named(kind: Any, change: Any, message: str) -> None:
     storage = filled(kind(20))
     with pytest.raises(RuntimeError, match=message):
@@ -224,7 +219,7 @@ def test_missing_and_new_keys_are_named(kind: Any, change: Any, message: str) ->
     assert same(storage[:], steps())
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@both
 def test_an_open_schema_writes_zeros_never_stale_rows(kind: Any) -> None:
     storage = kind(4, schema="open")
     storage.set(range(4), TensorDict({"a": torch.ones(4), "b": torch.ones(4, 2)}, [4]))
@@ -235,7 +230,7 @@ def test_an_open_schema_writes_zeros_never_stale_rows(kind: Any) -> None:
     assert storage[:]["c", "d"].tolist() == [7, 8, 0, 0]
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@both
 def test_an_open_schema_that_fails_adds_no_column(kind: Any) -> None:
     storage = kind(4, schema="open")
     storage.set(range(2), TensorDict({"a": torch.ones(2)}, [2]))
@@ -246,7 +241,7 @@ def test_an_open_schema_that_fails_adds_no_column(kind: Any) -> None:
     assert storage[:]["b"].tolist() == [0, 0, 3, 0]
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@both
 def test_a_shared_storage_takes_no_new_entries_which_other_processes_would_not_see(kind: Any) -> None:
     storage = kind(6, schema="open")
     buffer = ReplayBuffer(storage=storage, shared=True, batch_size=2)
@@ -279,28 +274,17 @@ def test_arguments_that_contradict(arguments: Any, message: str) -> None:
         LazyTensorStorage(10, **arguments)
 
 
-def test_an_uninitialised_storage_keeps_its_capacity_when_a_state_is_loaded() -> None:
+def test_an_empty_storage_keeps_its_capacity_when_a_state_is_loaded() -> None:
     state = filled(LazyTensorStorage(20)).state_dict()
     storage = LazyTensorStorage(12)
     storage.load_state_dict(state)
     assert (storage.max_size, len(storage), same(storage[:], steps())) == (12, 10, True)
     with pytest.raises(SchemaError, match="10 saved elements do not fit: this storage has room for 5"):
         LazyTensorStorage(5).load_state_dict(state)
-
-
-def test_a_state_without_description_is_taken_for_a_tensordict() -> None:
-    state = filled(LazyTensorStorage(20)).state_dict()
-    del state["_structure"]
+    del state["_structure"]  # it is then taken for a tensordict
     storage = LazyTensorStorage(20)
     storage.load_state_dict(state)
     assert same(storage[:], steps())
-
-
-def test_a_deep_copy_is_apart() -> None:
-    storage = filled(LazyTensorStorage(20))
-    other = copy.deepcopy(storage)
-    other.set(range(10, 12), steps(2))
-    assert (len(storage), len(other)) == (10, 12)
 
 
 def resident() -> int:
@@ -332,22 +316,34 @@ def extend(storage: LazyTensorStorage) -> None:
     storage.set(range(rows, rows + 5), steps(5, rows))
 
 
-def run(method: str, storage: LazyTensorStorage) -> int:
+def run(method: str, storage: LazyTensorStorage) -> int | None:
     child = multiprocessing.get_context(method).Process(target=extend, args=(storage,))
     child.start()
     child.join()
-    return child.exitcode or 0
+    return child.exitcode
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("consolidated", [False, True])
-def test_a_child_extends_what_is_shared(method: str, consolidated: bool) -> None:
-    storage = filled(LazyTensorStorage(20, consolidated=consolidated))
-    storage.share()
+SHARED: dict[str, Callable[[Path], Any]] = {
+    "memory": lambda folder: LazyTensorStorage(20),
+    "consolidated memory": lambda folder: LazyTensorStorage(20, consolidated=True),
+    "temporary files": lambda folder: LazyMemmapStorage(20),
+    "files": lambda folder: LazyMemmapStorage(20, scratch_dir=folder / "maps"),
+}
+
+
+@by_every_method
+@pytest.mark.parametrize("rows_in", SHARED)
+def test_a_child_extends_the_same_rows(rows_in: str, method: str, tmp_path: Path) -> None:
+    storage = filled(SHARED[rows_in](tmp_path))
+    in_memory = rows_in.endswith("memory")
+    if in_memory:
+        storage.share()
     assert run(method, storage) == 0
-    assert same(storage[:], steps(15))
+    assert same(storage[:] if in_memory else storage[torch.arange(15)], steps(15))
     storage.set(range(15, 17), steps(2, 15))
     assert same(storage[torch.arange(17)], steps(17))
+    if rows_in == "files":
+        assert same(TensorDict.load_memmap(tmp_path / "maps")[:17], steps(17))
 
 
 @pytest.mark.slow
@@ -363,7 +359,7 @@ def test_a_forked_child_of_a_storage_that_is_not_shared_has_its_own() -> None:
     assert same(storage[:], steps())
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@both
 def test_an_empty_storage_cannot_be_passed_on(kind: Any) -> None:
     with pytest.raises(RuntimeError, match=f"an empty {kind.__name__} cannot be passed to another process"):
         run("spawn", kind(20))
@@ -371,8 +367,8 @@ def test_an_empty_storage_cannot_be_passed_on(kind: Any) -> None:
         kind(20).share()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
+@by_every_method
+@both
 def test_with_shared_init_children_write_first(method: str, kind: Any) -> None:
     storage = kind(20, shared_init=True)
     assert run(method, storage) == 0
@@ -384,8 +380,14 @@ def test_with_shared_init_children_write_first(method: str, kind: Any) -> None:
         storage.set(range(15, 25), steps(10))
 
 
-def test_shared_init_checks_what_others_wrote(tmp_path: Any) -> None:
-    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+@pytest.fixture
+def pair(tmp_path: Path) -> list[LazyMemmapStorage]:
+    """Two storages, as in two processes, that agree on their files in the folder maps."""
+    return [LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2)]
+
+
+def test_shared_init_checks_what_others_wrote(pair: list[LazyMemmapStorage]) -> None:
+    first, second = pair
     first.set(range(2), steps(2))
     with pytest.raises(SchemaError, match="another process wrote data with other keys"):
         second.set(range(2), torch.ones(2))
@@ -398,8 +400,10 @@ def test_shared_init_checks_what_others_wrote(tmp_path: Any) -> None:
     [((), []), (("leaves",), [["../a.memmap", "torch.int64", [20]]]), (("leaves",), [["a.memmap", "load", [20]]]),
      (("leaves",), [["a.memmap", "torch.int64", [-1]]]), (("leaves",), 7), (("structure",), [])],
 )  # fmt: skip
-def test_what_says_which_files_others_made_is_read_by_its_schema(place: Any, value: Any, tmp_path: Path) -> None:
-    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+def test_an_invalid_description_of_the_files_is_refused(
+    place: Any, value: Any, pair: list[LazyMemmapStorage], tmp_path: Path
+) -> None:
+    first, second = pair
     first.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
     published = tmp_path / "maps" / ".rbtool" / "maps.json"
     published.write_text(json.dumps(json.loads(published.read_text()) | {place[0]: value} if place else value))
@@ -407,8 +411,8 @@ def test_what_says_which_files_others_made_is_read_by_its_schema(place: Any, val
         second.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
 
 
-def test_rows_are_not_shared_through_a_symbolic_link(tmp_path: Path) -> None:
-    first, second = (LazyMemmapStorage(20, scratch_dir=tmp_path / "maps", shared_init=True) for _ in range(2))
+def test_rows_are_not_shared_through_a_symbolic_link(pair: list[LazyMemmapStorage], tmp_path: Path) -> None:
+    first, second = pair
     first.set(range(2), TensorDict({"a": torch.arange(2)}, [2]))
     (tmp_path / "maps" / "a.memmap").rename(tmp_path / "outside")
     (tmp_path / "maps" / "a.memmap").symlink_to(tmp_path / "outside")
@@ -427,9 +431,7 @@ def test_shared_init_stays_on_the_cpu() -> None:
 @pytest.mark.parametrize("cleanup", [True, False])
 def test_cleanup_memmap_decides_about_the_files_of_shared_init(cleanup: bool) -> None:
     storage = filled(LazyTensorStorage(20, shared_init=True, cleanup_memmap=cleanup))
-    assert storage._maps is not None
     folder, gone = storage._maps.folder, weakref.ref(storage)
-    assert folder is not None
     del storage
     gc.collect()
     assert (gone(), folder.exists()) == (None, not cleanup)
@@ -443,40 +445,28 @@ def test_options_survive_a_pickle(schema: Schema) -> None:
     assert (other.max_size, other.ndim, other.schema, len(other)) == (7, 2, schema, 0)
 
 
-def mapped_steps(rows: int = 10, first: int = 0) -> TensorDict:
-    numbers = torch.arange(first, first + rows)
-    return TensorDict({"a/b": numbers, "next": {"c": torch.stack([numbers, -numbers], -1).double()}}, [rows])
-
-
-def mapped(storage: LazyMemmapStorage) -> LazyMemmapStorage:
-    storage.set(range(10), mapped_steps())
-    storage.last_cursor = None
-    return storage
-
-
-class TestMemmap(StorageTests):
-    def make(self) -> LazyMemmapStorage:
-        return mapped(LazyMemmapStorage(25))
-
-
-@in_loops
-class TestFillsMemmap(StorageFillTests):
-    def make_empty(self, max_size: int, ndim: int) -> LazyMemmapStorage:
-        return LazyMemmapStorage(max_size, ndim=ndim)
-
-
 def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
+def failing(code: int) -> Callable[..., Any]:
+    """A system call that always fails with this code."""
+
+    def fail(*arguments: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 def test_tensordict_opens_the_scratch_dir(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(20, scratch_dir=tmp_path / "maps")
-    storage.set(range(10), mapped_steps().set("task", NonTensorData("door", batch_size=[10])))
+    storage.set(range(10), steps().set("task", NonTensorData("door", batch_size=[10])))
     opened = TensorDict.load_memmap(tmp_path / "maps")
     assert (opened.batch_size, opened["task"]) == ((20,), "door")
-    assert same(opened[:10].exclude("task"), mapped_steps())
+    assert same(opened[:10].exclude("task"), steps())
     assert files(tmp_path / "maps") == [
-        "a%2Fb.memmap", "meta.json", "next/c.memmap", "next/meta.json", "task/meta.json"
+        "a%2Fb.memmap", "meta.json", "next/done.memmap", "next/meta.json", "next/reward.memmap", "observation.memmap",
+        "task/meta.json",
     ]  # fmt: skip
 
 
@@ -510,22 +500,22 @@ def test_files_take_room_as_rows_are_written(tmp_path: Path) -> None:
     assert 4096 <= found.st_blocks * 512 < 1 << 24
 
 
-def test_what_lies_in_the_way_is_left_alone(tmp_path: Path) -> None:
-    mapped(LazyMemmapStorage(25, scratch_dir=tmp_path))
+def test_existing_files_are_left_alone(tmp_path: Path) -> None:
+    filled(LazyMemmapStorage(25, scratch_dir=tmp_path))
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
     other = LazyMemmapStorage(25, scratch_dir=tmp_path)
     with pytest.raises(RuntimeError, match="already exists; left unchanged"):
-        other.set(range(2), mapped_steps(2))
+        other.set(range(2), steps(2))
     assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
     assert (len(other), other.initialized) == (0, False)
 
 
 def test_existsok_replaces_files_and_whoever_has_them_keeps_theirs(tmp_path: Path) -> None:
-    old = mapped(LazyMemmapStorage(25, scratch_dir=tmp_path))
+    old = filled(LazyMemmapStorage(25, scratch_dir=tmp_path))
     new = LazyMemmapStorage(5, scratch_dir=tmp_path, existsok=True)
-    new.set(range(2), mapped_steps(2, 50))
-    assert same(old[:], mapped_steps())
-    assert same(TensorDict.load_memmap(tmp_path)[:2], mapped_steps(2, 50))
+    new.set(range(2), steps(2, 50))
+    assert same(old[:], steps())
+    assert same(TensorDict.load_memmap(tmp_path)[:2], steps(2, 50))
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", torch.device("cuda:0")])
@@ -614,23 +604,24 @@ def test_a_sampler_of_slices_finds_the_ends_beside_lanes_that_differ() -> None:
     assert set(first[:, 0].tolist()) <= {0, 3, 6}
 
 
-WRONG_LANES = {
-    "another number": lambda: LazyStackedTensorDict(*lanes().tensordicts, lanes().tensordicts[0], stack_dim=1),
-    "a missing entry": lambda: LazyStackedTensorDict(
-        lanes().tensordicts[0], lanes().tensordicts[1].exclude("own"), stack_dim=1
-    ),
-    "the other order": lambda: LazyStackedTensorDict(*lanes().tensordicts[::-1], stack_dim=1),
-    "a tensordict": lambda: TensorDict({"a": torch.zeros(5, 2)}, [5, 2]),
-    "no lanes": lambda: TensorDict({"a": torch.zeros(5)}, [5]),
-}
+LEFT, RIGHT = lanes().tensordicts
 
 
-@pytest.mark.parametrize("name", WRONG_LANES)
-def test_other_lanes_are_refused_and_change_nothing(name: str) -> None:
+@each(
+    "other",
+    [
+        LazyStackedTensorDict(LEFT, RIGHT, LEFT, stack_dim=1),
+        LazyStackedTensorDict(LEFT, RIGHT.exclude("own"), stack_dim=1),
+        LazyStackedTensorDict(RIGHT, LEFT, stack_dim=1),
+        TensorDict({"a": torch.zeros(5, 2)}, [5, 2]),
+        TensorDict({"a": torch.zeros(5)}, [5]),
+    ],
+)
+def test_other_lanes_are_refused_and_change_nothing(other: Any) -> None:
     storage = LazyTensorStorage(10)
     storage.set(range(5), lanes())
     with pytest.raises(SchemaError):
-        storage.set(range(5, 10), WRONG_LANES[name]())
+        storage.set(range(5, 10), other)
     assert same_lanes(storage[:], lanes())
 
 
@@ -663,11 +654,6 @@ def test_a_lazy_stack_of_lanes_is_wrapped_without_a_copy() -> None:
 # Names of files ------------------------------------------------------------------------------------
 
 
-def memory_mapped(storage: Any) -> Any:
-    storage.set(range(5), steps(5))
-    return storage
-
-
 @pytest.mark.parametrize("lazy", [True, False])
 @pytest.mark.parametrize(
     "read",
@@ -683,8 +669,8 @@ def memory_mapped(storage: Any) -> Any:
     ],
 )
 def test_views_of_memory_maps_know_their_files(tmp_path: Path, lazy: bool, read: Any) -> None:
-    made = memory_mapped(LazyMemmapStorage(20, scratch_dir=tmp_path)) if lazy else None
-    storage = made or TensorStorage(steps(5).memmap_(tmp_path))
+    made = filled(LazyMemmapStorage(20, scratch_dir=tmp_path)) if lazy else None
+    storage = made or TensorStorage(steps().exclude("a/b").memmap_(tmp_path))
     expected = TensorDict.load_memmap(tmp_path)
     for key, leaf in read(storage).items(True, True):
         assert isinstance(leaf, MemoryMappedTensor)
@@ -698,7 +684,7 @@ def test_views_of_memory_maps_know_their_files(tmp_path: Path, lazy: bool, read:
     [
         lambda storage: storage.get(torch.tensor([3, 1])),
         lambda storage: storage[[0, 2]],
-        lambda storage: storage[torch.arange(5) < 3],
+        lambda storage: storage[torch.arange(10) < 3],
         lambda storage: storage[::-1],
         lambda storage: storage[:].clone(),
         lambda storage: copy.deepcopy(storage[:]),
@@ -708,12 +694,12 @@ def test_views_of_memory_maps_know_their_files(tmp_path: Path, lazy: bool, read:
     ],
 )
 def test_copies_of_memory_maps_are_plain(read: Any) -> None:
-    found = read(memory_mapped(LazyMemmapStorage(20)))
+    found = read(filled(LazyMemmapStorage(20)))
     assert {type(leaf) for leaf in found.values(True, True)} == {torch.Tensor}
 
 
-def test_what_is_read_from_memory_maps_can_be_saved_elsewhere(tmp_path: Path) -> None:
-    storage = memory_mapped(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
+def test_rows_of_memory_maps_can_be_saved_elsewhere(tmp_path: Path) -> None:
+    storage = filled(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
     for number, rows in enumerate((storage[:], storage[1:3])):
         saved = rows.memmap(tmp_path / str(number))
         assert saved["observation"].filename.startswith(str(tmp_path / str(number)))
@@ -721,8 +707,8 @@ def test_what_is_read_from_memory_maps_can_be_saved_elsewhere(tmp_path: Path) ->
 
 
 def test_entries_that_are_added_to_memory_maps_leave_the_names_of_the_others(tmp_path: Path) -> None:
-    storage = TensorStorage(steps(5).memmap_(tmp_path))
-    storage.add_entries({("value",): torch.ones(5)})
+    storage = TensorStorage(steps().exclude("a/b").memmap_(tmp_path))
+    storage.add_entries({("value",): torch.ones(10)})
     assert type(storage[:]["value"]) is torch.Tensor
     assert storage[:]["observation"].filename == storage._storage["observation"].filename
 
@@ -785,12 +771,8 @@ def test_a_disk_that_fills_while_new_rows_are_written_changes_nothing(monkeypatc
     monkeypatch.setattr(columns, "warm", lambda importing: False)
     buffer, data = ReplayBuffer(storage=LazyMemmapStorage(100), batch_size=2), many_rows(20, 0)
     buffer.extend(data)
-
-    def full(*arguments: Any) -> int:
-        raise OSError(errno.ENOSPC, "full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr(os, "pwrite", failing(errno.ENOSPC))
         with pytest.raises(OutOfSpaceError):
             buffer.extend(data)
     assert (len(buffer), buffer.write_count) == (20, 20)
@@ -888,9 +870,8 @@ def test_pages_that_cannot_be_made_do_not_end_the_process(tmp_path: Path) -> Non
 
 
 def test_a_temporary_folder_goes_with_its_storage() -> None:
-    storage = mapped(LazyMemmapStorage(25))
+    storage = filled(LazyMemmapStorage(25))
     folder = storage.scratch_dir
-    assert folder is not None
     assert folder.is_dir()
     del storage
     gc.collect()
@@ -901,19 +882,18 @@ def test_a_temporary_folder_goes_with_its_storage() -> None:
 def test_a_scratch_dir_goes_when_asked_and_only_with_our_files(tmp_path: Path, auto_cleanup: bool | None) -> None:
     (tmp_path / "maps").mkdir()
     (tmp_path / "maps" / "mine.txt").write_text("kept")
-    storage = mapped(LazyMemmapStorage(25, scratch_dir=tmp_path / "maps", auto_cleanup=auto_cleanup))
+    storage = filled(LazyMemmapStorage(25, scratch_dir=tmp_path / "maps", auto_cleanup=auto_cleanup))
     del storage
     gc.collect()
     assert (files(tmp_path) == ["maps/mine.txt"]) is bool(auto_cleanup)
 
 
 def test_cleanup_removes_temporary_files_at_once() -> None:
-    storage = mapped(LazyMemmapStorage(25))
+    storage = filled(LazyMemmapStorage(25))
     assert storage.cleanup() is True
-    assert storage.scratch_dir is not None
     assert not storage.scratch_dir.exists()
     assert storage.cleanup() is False
-    assert same(storage[:], mapped_steps())
+    assert same(storage[:], steps())
 
 
 LEAVING = """
@@ -1038,7 +1018,7 @@ def test_a_limit_on_file_size(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     storage = LazyMemmapStorage(1 << 20, scratch_dir=tmp_path / "maps")
-    storage.set(range(10), mapped_steps())
+    storage.set(range(10), steps())
     real, room = os.posix_fallocate, 1 << 23
 
     def full(descriptor: int, start: int, length: int) -> None:
@@ -1047,11 +1027,11 @@ def test_a_full_disk_is_an_error_and_changes_nothing(monkeypatch: pytest.MonkeyP
         real(descriptor, start, length)
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    many = mapped_steps(200_000)
-    storage.set(range(10, 210_010), mapped_steps(210_000))  # twice as much would not fit
+    many = steps(200_000)
+    storage.set(range(10, 210_010), steps(210_000))  # twice as much would not fit
     before = (len(storage), storage.log.now, storage.last_cursor)
     with pytest.raises(OutOfSpaceError, match="no space is left"):
-        storage.set(range(len(storage), len(storage) + 400_000), mapped_steps(400_000))
+        storage.set(range(len(storage), len(storage) + 400_000), steps(400_000))
     assert (len(storage), storage.log.now, storage.last_cursor) == before
     room = 1 << 40
     storage.set(range(len(storage), len(storage) + 200_000), many)
@@ -1062,12 +1042,8 @@ def test_a_new_column_has_disk_blocks_for_the_rows_that_exist(monkeypatch: pytes
     storage = LazyMemmapStorage(1000, scratch_dir=tmp_path / "maps", schema="open")
     storage.set(range(900), TensorDict({"a": torch.ones(900, 500)}, [900]))
     more = TensorDict({"a": torch.ones(1, 500), "b": torch.ones(1, 500)}, [1])
-
-    def full(descriptor: int, start: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         with pytest.raises(OutOfSpaceError, match="no space is left"):
             storage.set(range(900, 901), more)
     assert (len(storage), list(storage[:].keys()), (tmp_path / "maps" / "b.memmap").exists()) == (900, ["a"], False)
@@ -1076,55 +1052,28 @@ def test_a_new_column_has_disk_blocks_for_the_rows_that_exist(monkeypatch: pytes
 
 
 def test_file_systems_that_take_no_blocks_ahead_get_zeros(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def unsupported(descriptor: int, start: int, length: int) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP))
     storage = LazyMemmapStorage(1 << 16, scratch_dir=tmp_path / "maps")
-    storage.set(range(10), mapped_steps())
-    storage.set(range(10, 60_010), mapped_steps(60_000))
-    assert same(storage[:10], mapped_steps())
-    assert same(storage[10:], mapped_steps(60_000))
-
-
-# Processes -----------------------------------------------------------------------------------------
-
-
-def extend_mapped(storage: LazyMemmapStorage) -> None:
-    assert same(storage[:], mapped_steps())
-    storage.set(range(10, 15), mapped_steps(5, 10))
-
-
-@pytest.mark.parametrize(
-    ("method", "temporary"),
-    [("fork", True), ("fork", False), *(pytest.param("spawn", one, marks=pytest.mark.slow) for one in (True, False))],
-)
-def test_a_child_extends_the_same_rows(tmp_path: Path, method: str, temporary: bool) -> None:
-    storage = mapped(LazyMemmapStorage(20, scratch_dir=None if temporary else tmp_path / "maps"))
-    child = multiprocessing.get_context(method).Process(target=extend_mapped, args=(storage,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    assert same(storage[torch.arange(15)], mapped_steps(15))
-    storage.set(range(15, 17), mapped_steps(2, 15))
-    assert same(TensorDict.load_memmap(storage.scratch_dir)[:17], mapped_steps(17)) or temporary
+    storage.set(range(10), steps())
+    storage.set(range(10, 60_010), steps(60_000))
+    assert same(storage[:10], steps())
+    assert same(storage[10:], steps(60_000))
 
 
 def test_a_plain_pickle_holds_the_rows_and_has_files_of_its_own(tmp_path: Path) -> None:
-    storage = mapped(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
+    storage = filled(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
     other = pickle.loads(pickle.dumps(storage))
     assert other.scratch_dir not in (None, storage.scratch_dir)
-    other.set(0, mapped_steps()[9])
-    assert same(storage[:], mapped_steps())
-    assert same(other[1:10], mapped_steps()[1:])
+    other.set(0, steps()[9])
+    assert same(storage[:], steps())
+    assert same(other[1:10], steps()[1:])
     storage.cleanup()
-    assert len(pickle.dumps(mapped(LazyMemmapStorage(1 << 20)))) < 1 << 27
+    assert len(pickle.dumps(filled(LazyMemmapStorage(1 << 20)))) < 1 << 27
 
 
 def test_a_file_that_was_cut_is_an_error_in_the_child_not_its_end(tmp_path: Path) -> None:
-    storage = mapped(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
-    assert storage._maps is not None
-    os.truncate(tmp_path / "maps" / "next" / "c.memmap", 8)
+    storage = filled(LazyMemmapStorage(20, scratch_dir=tmp_path / "maps"))
+    os.truncate(tmp_path / "maps" / "observation.memmap", 8)
     with pytest.raises(CorruptDataError, match="8 bytes, expected 320"):
         storage._maps.open()
 

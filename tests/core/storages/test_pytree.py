@@ -39,7 +39,7 @@ def inside(data: TensorDict) -> dict[str, Any]:
     return vars(data) | {"_tensordict": entries}
 
 
-def test_tensordict_is_made_of_what_is_known_here() -> None:
+def test_the_attributes_of_tensordict_are_the_known_ones() -> None:
     assert pytree._ENTRIES is not None
 
 
@@ -229,7 +229,7 @@ def test_nests_that_were_saved_under_names_with_dots_find_their_entries() -> Non
     assert (target[:]["a", "b"].tolist(), target[:]["c"].tolist()) == ([0, 1, 2, 3], [1] * 4)
 
 
-def test_without_a_receiver_that_has_it_the_class_is_asked_for() -> None:
+def test_a_class_that_cannot_be_imported_is_an_error() -> None:
     step = local_class()
     saved = filled(LazyTensorStorage, step(action=torch.ones(4), batch_size=[4]), 4)
     plain = filled(LazyTensorStorage, TensorDict({"action": torch.zeros(4)}, [4]), 4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import suite_of
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, tensorclass
 
 from rbtool import (
@@ -24,7 +25,8 @@ from rbtool.core.errors import SchemaError, UsageError
 from rbtool.core.storages.base import register_checkpointer
 from rbtool.core.storages.cursors import last_row
 from rbtool.core.storages.pytree import added
-from rbtool.core.testing.storages import StorageTests, same
+from rbtool.core.testing.rows import MarkRecorder, same
+from rbtool.core.testing.storages import StorageTests
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -48,34 +50,15 @@ def tree() -> dict:
     return {"a": numbers(10, dtype=torch.uint16), "b": [numbers(10, 2), (numbers(10, 1, dtype=torch.uint8) > 4,)]}
 
 
-class TestOfTensors(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(numbers(10, 2))
-
-
-class TestOfUnsigned(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(numbers(10, dtype=torch.int64).view(torch.uint64))
-
-
-class TestOfTensorDicts(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(steps())
-
-
-class TestOfTrees(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(tree())
-
-
-class TestOfTensorClasses(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(Step(numbers(10, 3), numbers(10), batch_size=[10]))
-
-
-class TestOfTwoDimensions(StorageTests):
-    def make(self) -> TensorStorage:
-        return TensorStorage(TensorDict({"x": numbers(10, 4, 3), "y": numbers(10, 4)}, [10, 4]), ndim=2)
+TestStorages = suite_of(
+    StorageTests,
+    tensors=lambda: TensorStorage(numbers(10, 2)),
+    unsigned=lambda: TensorStorage(numbers(10, dtype=torch.int64).view(torch.uint64)),
+    tensordicts=lambda: TensorStorage(steps()),
+    trees=lambda: TensorStorage(tree()),
+    tensorclasses=lambda: TensorStorage(Step(numbers(10, 3), numbers(10), batch_size=[10])),
+    two_dimensions=lambda: TensorStorage(TensorDict({"x": numbers(10, 4, 3), "y": numbers(10, 4)}, [10, 4]), ndim=2),
+)
 
 
 class TestPartlyFilled(StorageTests):
@@ -88,20 +71,13 @@ class TestPartlyFilled(StorageTests):
         return storage
 
 
-def test_none_is_refused() -> None:
+def test_max_size_counts_elements_and_is_that_of_the_data() -> None:
+    assert TensorStorage(numbers(4, 3), 12, ndim=2).max_size == TensorStorage(numbers(4, 3), 4, ndim=2).max_size == 12
     with pytest.raises(ValueError, match="found None"):
         TensorStorage(None)
-
-
-@pytest.mark.parametrize("max_size", [9, 11])
-def test_another_max_size_is_refused(max_size: int) -> None:
-    with pytest.raises(ValueError, match=f"max_size is {max_size}, but the tensors hold 10"):
-        TensorStorage(steps(), max_size)
-
-
-def test_max_size_of_two_dimensions_counts_elements() -> None:
-    data = numbers(4, 3)
-    assert TensorStorage(data, 12, ndim=2).max_size == TensorStorage(data, 4, ndim=2).max_size == 12
+    for max_size in (9, 11):
+        with pytest.raises(ValueError, match=f"max_size is {max_size}, but the tensors hold 10"):
+            TensorStorage(steps(), max_size)
 
 
 def test_the_device_is_that_of_the_data() -> None:
@@ -123,7 +99,7 @@ def test_the_device_is_that_of_the_data() -> None:
         (LazyStackedTensorDict(steps(2), steps(2)), "need not be contiguous in memory"),
     ],
 )
-def test_what_cannot_be_wrapped(data: object, message: str) -> None:
+def test_data_that_cannot_be_wrapped_are_refused(data: object, message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         TensorStorage(data)
 
@@ -233,12 +209,16 @@ def test_reading_keeps_the_kind() -> None:
     assert found.left.tolist() == found.right["x"].tolist() == [2, 3]
 
 
-def test_batch_sizes() -> None:
+def test_rows_keep_the_batch_size_of_their_lanes() -> None:
     storage = TensorStorage(TensorDict({"x": numbers(10, 4, 3)}, [10, 4]), ndim=2)
-    chosen = storage[torch.tensor([0, 1, 9]), torch.tensor([3, 2, 0])]
+    rows, lanes = torch.tensor([0, 1, 9]), torch.tensor([3, 2, 0])
+    chosen = storage[rows, lanes]
     assert [storage[0].batch_size, storage[1:3].batch_size, chosen.batch_size] == [(4,), (2, 4), (3,)]
     assert storage[torch.zeros(2, 5, dtype=torch.int64)].batch_size == (2, 5, 4)
     assert chosen["x"][:, 0].tolist() == [9, 18, 108]
+    storage[rows, lanes] = -chosen
+    assert storage[rows, lanes]["x"][:, 0].tolist() == [-9, -18, -108]
+    assert len(storage) == 40
 
 
 @pytest.mark.parametrize("index", [(0, 0), torch.zeros(10, 3, dtype=torch.bool)])
@@ -263,10 +243,8 @@ def test_every_element_type_is_gathered_and_written(dtype: torch.dtype) -> None:
     assert same(storage[[0, 4, 5]], torch.cat([data[1:3], data[:1]]))
 
 
-def test_gathered_rows_are_fresh_and_slices_are_views() -> None:
+def test_slices_are_views() -> None:
     storage = TensorStorage(steps())
-    storage[torch.tensor([2])]["next", "observation"].zero_()
-    assert storage[2]["next", "observation"].tolist() == [6.5, 7.5, 8.5]
     storage[2:3]["next", "observation"].zero_()
     assert storage[2]["next", "observation"].tolist() == [0, 0, 0]
 
@@ -278,20 +256,12 @@ def test_later_rows_win_where_a_cursor_repeats() -> None:
 
 
 @pytest.mark.parametrize("kind", [list, lambda rows: LazyStackedTensorDict(*rows)])
-def test_rows_one_by_one(kind) -> None:
+def test_rows_are_written_one_by_one(kind) -> None:
     storage, rows = TensorStorage(steps()), [steps()[row] for row in (9, 8, 7)]
     storage.set([2, 0, 4], kind(rows))
     assert same(storage[[2, 0, 4]], steps()[[9, 8, 7]])
     with pytest.raises(SchemaError, match="found 3 rows for 2 places"):
         storage.set([0, 1], kind(rows))
-
-
-def test_rows_written_over_one_another_are_read_first() -> None:
-    storage = TensorStorage(numbers(5))
-    storage[1:4] = [storage[0], storage[1], storage[2]]
-    assert storage[:].tolist() == [0, 0, 1, 2, 4]
-    storage[1:4] = storage[0:3]
-    assert storage[:].tolist() == [0, 0, 0, 1, 4]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +311,7 @@ def test_elements_and_coordinates_out_of_the_storage_are_read_first() -> None:
     assert storage[:]["x"].tolist() == [[2, 1], [2, 3]]
 
 
-def test_what_shares_no_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_share_no_memory_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "clone", lambda self, **options: pytest.fail("copied"))
     storage, rows = TensorStorage(numbers(6)), numbers(3) + 20
     storage[1:4] = rows
@@ -350,22 +320,21 @@ def test_what_shares_no_memory_is_not_copied(monkeypatch: pytest.MonkeyPatch) ->
     assert storage[:].tolist() == [22, 21, 21, 22, 4, 5]
 
 
-def without(key: tuple[str, ...]) -> TensorDict:
-    return steps(2).exclude(key)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (steps(3), r"action is torch.int16 \[3, 2\], expected torch.int16 \[2, 2\]"),
-        (without(("next", "reward")), "the entry 'next' lacks reward, expected the entries observation, reward"),
+        (
+            steps(2).exclude(("next", "reward")),
+            "the entry 'next' lacks reward, expected the entries observation, reward",
+        ),
         (steps(2).set("extra", torch.zeros(2)), "the data brings the new extra, expected the entries action, next"),
         (steps(2).set("action", numbers(2, 2)), "action is torch.float32"),
         (numbers(2), "the data is a Tensor"),
         ({"action": numbers(2, 2, dtype=torch.int16), "next": 1}, "the entry 'next' is a int"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(data: object, message: str) -> None:
+def test_data_that_do_not_fit_are_refused_and_change_nothing(data: object, message: str) -> None:
     storage = TensorStorage(steps())
     with pytest.raises(RuntimeError, match=message):
         storage.set([0, 1], data)
@@ -393,13 +362,6 @@ def test_the_capacity_is_kept(cursor: object) -> None:
         TensorStorage(numbers(10)).set(cursor, numbers(4)[: len(cursor)] if isinstance(cursor, list) else numbers(4))
 
 
-def test_elements_of_two_dimensions_are_written() -> None:
-    storage = TensorStorage(numbers(4, 3), ndim=2)
-    storage[torch.tensor([0, 3]), torch.tensor([2, 1])] = torch.tensor([-1.0, -2.0])
-    assert storage[:].tolist() == [[0, 1, -1], [3, 4, 5], [6, 7, 8], [9, -2, 11]]
-    assert len(storage) == 12
-
-
 def test_flattening_takes_the_valid_part_in_order() -> None:
     storage = TensorStorage(TensorDict({"x": numbers(4, 3)}, [4, 3]), ndim=2)
     storage.empty()
@@ -415,14 +377,11 @@ def test_contains_takes_tensors() -> None:
     assert TensorStorage(numbers(4, 3), ndim=2).contains(pairs).tolist() == [True, False, False]
 
 
-def test_state_names_leaves_with_dots() -> None:
+@pytest.mark.parametrize("storage", [TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}), LazyTensorStorage(2)])
+def test_a_state_names_leaves_with_dots_and_keeps_keys_with_dots_apart(storage: TensorStorage) -> None:
     state = TensorStorage(steps()).state_dict()
     assert list(state["_storage"]) == ["action", "next.observation", "next.reward"]
     assert (state["_len"], state["initialized"]) == (10, True)
-
-
-@pytest.mark.parametrize("storage", [TensorStorage({"a.b": numbers(2), "a": {"b": numbers(2)}}), LazyTensorStorage(2)])
-def test_keys_that_dots_make_alike_are_kept_apart_in_a_state(storage: TensorStorage) -> None:
     data = {"a.b": numbers(2), "a": {"b": -numbers(2)}}
     storage.load_state_dict(TensorStorage(data).state_dict())
     assert same(storage[:], data)
@@ -432,11 +391,7 @@ def test_keys_that_dots_make_alike_are_kept_apart_in_a_state(storage: TensorStor
     ("other", "length", "message"),
     [
         (steps(10).set("action", numbers(10, 2)), 10, "action is torch.float32"),
-        (
-            steps(10).exclude("action"),
-            10,
-            "the saved data holds next.observation, next.reward, but this storage holds act",
-        ),
+        (steps(10).exclude("action"), 10, "the saved data holds next.observation, next.reward, but this storage"),
         (steps(4), 5, r"action is torch.int16 \[4, 2\], expected torch.int16 \[5, 2\]"),
         (steps(10), 11, "11 saved elements do not fit: this storage has room for 10"),
     ],
@@ -446,11 +401,7 @@ def test_a_state_that_does_not_fit_changes_nothing(other: TensorDict, length: in
     with pytest.raises(SchemaError, match=message):
         storage.load_state_dict(TensorStorage(other).state_dict() | {"_len": length})
     assert same(storage[:], steps())
-
-
-def test_loading_takes_over_values_and_length() -> None:
-    saved, storage = TensorStorage(steps() + 1), TensorStorage(steps())
-    storage.load_state_dict(saved.state_dict() | {"_len": 4})
+    storage.load_state_dict(TensorStorage(steps() + 1).state_dict() | {"_len": 4})
     assert same(storage[:], (steps() + 1)[:4])
 
 
@@ -462,7 +413,7 @@ def test_memory_mapped_contents_are_wrapped_not_copied() -> None:
     assert type(storage[[0]]["action"]) is torch.Tensor
 
 
-def test_pickled_whole() -> None:
+def test_a_pickle_is_a_copy() -> None:
     storage = TensorStorage({"a": numbers(10), "b": [numbers(10, 2, dtype=torch.int16)]})
     storage.set(0, storage[1])
     other = pickle.loads(pickle.dumps(storage))
@@ -473,23 +424,15 @@ def test_pickled_whole() -> None:
     assert same(storage[2], TensorStorage(storage._storage)[2])
 
 
-def test_attached_buffers_hear_of_elements_written_by_index() -> None:
-    class Buffer:
-        def __init__(self) -> None:
-            self.heard: list[object] = []
-
-        def mark_update(self, index: object) -> None:
-            self.heard.append(index)
-
-    storage, buffer = TensorStorage(numbers(4)), Buffer()
-    storage.attach(buffer)
-    storage.attach(buffer)
+def test_attached_buffers_are_notified_once_and_not_pickled() -> None:
+    storage, recorder = TensorStorage(numbers(4)), MarkRecorder()
+    storage.attach(recorder)
+    storage.attach(recorder)
     storage[2] = torch.tensor(1.0)
-    storage.set(3, torch.tensor(1.0))
-    assert (buffer.heard, pickle.loads(pickle.dumps(storage))._attached) == ([2], [])
+    assert (recorder.marks, pickle.loads(pickle.dumps(storage))._attached) == ([2], [])
 
 
-def test_a_class_without_a_checkpointer_says_so() -> None:
+def test_a_class_has_the_checkpointer_of_its_base_or_its_own() -> None:
     class Other(TensorStorage):
         pass
 
@@ -557,7 +500,7 @@ def test_entries_at_the_root_and_below_are_those_that_set_adds() -> None:
         ({"step": torch.arange(4)}, "index", torch.arange(4)),
     ],
 )
-def test_what_set_has_to_do_changes_nothing(data: Any, key: Any, value: Any) -> None:
+def test_entries_that_need_set_change_nothing(data: Any, key: Any, value: Any) -> None:
     before = list(data.keys())
     assert not added(data, {"first": torch.arange(4), key: value})
     assert list(data.keys()) == before

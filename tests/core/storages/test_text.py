@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import in_a_child
 from tensordict import (
     LazyStackedTensorDict,
     NonTensorData,
@@ -24,11 +25,7 @@ from tensordict import (
 )
 
 from rbtool.core.buffers.tensordict import TensorDictReplayBuffer
-from rbtool.core.checkpointers.episodes import (
-    FlatStorageCheckpointer,
-    H5StorageCheckpointer,
-    NestedStorageCheckpointer,
-)
+from rbtool.core.checkpointers.episodes import FlatStorageCheckpointer, H5StorageCheckpointer, NestedStorageCheckpointer
 from rbtool.core.checkpointers.tensor import TensorStorageCheckpointer
 from rbtool.core.errors import CorruptDataError, FormatError, MissingKeyError, OutOfSpaceError, SchemaError
 from rbtool.core.samplers.slices import SliceSampler
@@ -117,7 +114,7 @@ def test_a_value_that_all_rows_shared_becomes_a_column(kind: Any) -> None:
     assert [type(value) for value in storage[:]["t"]] == [int, bool, int]
 
 
-def test_rows_without_tensors() -> None:
+def test_rows_may_hold_text_alone() -> None:
     @tensorclass(nocast=True)
     class Line:
         role: str
@@ -131,7 +128,7 @@ def test_rows_without_tensors() -> None:
         assert (type(found), found.role, found.text) == (Line, ["user", "user"], ["bye", "hi"])
 
 
-def test_tensors_that_are_not_in_all_rows_are_refused() -> None:
+def test_rows_of_different_entries_or_lengths_are_refused() -> None:
     @tensorclass(nocast=True)
     class Line:
         text: str
@@ -140,6 +137,9 @@ def test_tensors_that_are_not_in_all_rows_are_refused() -> None:
     lines = Line.maybe_dense_stack([Line("a"), Line("b", torch.ones(2))])
     with pytest.raises(SchemaError, match="'tokens' is not in all parts of a lazy stack"):
         LazyTensorStorage(CAPACITY).set(range(2), lines)
+    ragged = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c"))
+    with pytest.raises(SchemaError, match=r"rows that differ in length, \[2, -1\]"):
+        LazyTensorStorage(5).set(range(2), TensorDict({"a": torch.zeros(2), "s": ragged}, [2]))
 
 
 @pytest.mark.parametrize("kind", STORAGES)
@@ -193,12 +193,6 @@ def test_values_that_json_lacks_are_refused(kind: Any, value: Any, message: str)
     assert kept(storage[:]) == ["'a'", "'b'"]
 
 
-def test_rows_that_differ_in_length_are_refused() -> None:
-    ragged = NonTensorStack(NonTensorStack("a", "b"), NonTensorStack("c"))
-    with pytest.raises(SchemaError, match=r"rows that differ in length, \[2, -1\]"):
-        LazyTensorStorage(5).set(range(2), TensorDict({"a": torch.zeros(2), "s": ragged}, [2]))
-
-
 @pytest.mark.parametrize("schema", ["fixed", "open"])
 @pytest.mark.parametrize("kind", STORAGES)
 def test_a_failed_write_changes_no_row(kind: Any, schema: Any) -> None:
@@ -213,28 +207,22 @@ def test_a_failed_write_changes_no_row(kind: Any, schema: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", STORAGES)
-def test_an_open_schema_has_none_where_there_was_no_text(kind: Any) -> None:
+def test_rows_without_text_have_none(kind: Any) -> None:
     storage = kind(CAPACITY, schema="open")
     storage.set(0, TensorDict({"a": torch.tensor(1)}))
     storage.set(1, TensorDict({"a": torch.tensor(1), "s": "x", "t": "y"}))
     storage.set(2, TensorDict({"a": torch.tensor(1), "t": "z" * 99}))
     assert (storage[:]["s"], storage[:]["t"]) == ([None, "x", None], [None, "y", "z" * 99])
+    shared = kind(CAPACITY, schema="open")
+    shared.set(range(2), TensorDict({"a": torch.zeros(2), "s": "x"}, [2]))
+    shared.set(2, TensorDict({"a": torch.tensor(1.0)}))
+    assert shared[:]["s"] == ["x", "x", None]
+    unwritten = TensorStorage(TensorDict(batch_size=[4]))
+    unwritten.set(range(1, 3), TensorDict({"a": torch.ones(2), "s": "x"}, [2]))
+    assert unwritten[:]["s"] == [None, "x", "x", None]
 
 
-def test_a_shared_value_is_none_in_rows_that_lack_it() -> None:
-    storage = LazyTensorStorage(CAPACITY, schema="open")
-    storage.set(range(2), TensorDict({"a": torch.zeros(2), "s": "x"}, [2]))
-    storage.set(2, TensorDict({"a": torch.tensor(1.0)}))
-    assert storage[:]["s"] == ["x", "x", None]
-
-
-def test_rows_that_were_not_written_have_none() -> None:
-    storage = TensorStorage(TensorDict(batch_size=[4]))
-    storage.set(range(1, 3), TensorDict({"a": torch.ones(2), "s": "x"}, [2]))
-    assert storage[:]["s"] == [None, "x", "x", None]
-
-
-def test_text_is_no_tensor_for_others() -> None:
+def test_text_is_refused_where_tensors_are_needed(tmp_path: Path) -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(CAPACITY), batch_size=2)
     buffer.extend(rows(["a", "b", "c"]))
     with pytest.raises(SchemaError, match="'s' holds text"):
@@ -244,6 +232,10 @@ def test_text_is_no_tensor_for_others() -> None:
     sampler = SliceSampler(slice_len=1, traj_key="s")
     with pytest.raises((MissingKeyError, SchemaError)):
         sampler.sample(buffer.storage, 1)
+    buffer.storage.checkpointer = TensorStorageCheckpointer(compatible=True)  # TorchRL could not read it
+    with pytest.raises(SchemaError, match="is text that differs between rows"):
+        buffer.storage.dumps(tmp_path / "one")
+    assert not (tmp_path / "one").exists()
 
 
 # Values that all rows share -------------------------------------------------------------------------
@@ -319,7 +311,7 @@ def test_values_that_only_look_alike_differ(first: Any, second: Any) -> None:
 # Files and processes --------------------------------------------------------------------------------
 
 
-def test_the_files_of_a_storage(tmp_path: Path) -> None:
+def test_files_of_text_are_padded_columns(tmp_path: Path) -> None:
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path)
     storage.set(range(2), TensorDict({"a": torch.zeros(2), "s": "x"}, [2]))
     assert json.loads((tmp_path / "s/meta.json").read_text())["data"] == "x"
@@ -327,9 +319,8 @@ def test_the_files_of_a_storage(tmp_path: Path) -> None:
     storage.set(3, TensorDict({"a": torch.zeros(()), "s": "z" * 50}))
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert files == ["a.memmap", "meta.json", "s.memmap"]
-    assert (tmp_path / "s.memmap").read_bytes()[: 4 * 64] == b"".join(
-        text.ljust(64, b"\0") for text in (b"x", b"x", b"y", b"z" * 50)
-    )
+    column = (tmp_path / "s.memmap").read_bytes()[: 4 * 64]
+    assert column == b"".join(text.ljust(64, b"\0") for text in (b"x", b"x", b"y", b"z" * 50))
     assert TensorDict.load_memmap(tmp_path)["s"].shape == (CAPACITY, 64)
     storage.dumps(tmp_path)
     other = LazyTensorStorage(CAPACITY)
@@ -342,12 +333,8 @@ def test_the_files_of_a_storage(tmp_path: Path) -> None:
 def test_a_disk_without_room_for_longer_text_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     storage = LazyMemmapStorage(CAPACITY, scratch_dir=tmp_path)
     storage.set(range(2), rows(["a", "b"]))
-
-    def full(*arguments: Any) -> None:
-        raise OSError(28, os.strerror(28))
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", full)
+        patched.setattr(os, "posix_fallocate", mock.Mock(side_effect=OSError(28, os.strerror(28))))
         with pytest.raises(OutOfSpaceError):
             storage.set(range(2, 4), rows(["a" * 99, "b"]))
     assert kept(storage[:]) == ["'a'", "'b'"]
@@ -366,10 +353,7 @@ def test_processes_share_text_that_fits(kind: Any) -> None:
         with pytest.raises(SchemaError, match=r"'s' needs a wider column .* other processes"):
             storage.set(range(4, 6), rows(["e", "f" * 65]))
 
-    child = multiprocessing.get_context("fork").Process(target=write)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
+    assert in_a_child(write) is None
     assert kept(storage[:]) == [repr("a" * 40), "'b'", "'c'", repr("d" * 60)]
     with pytest.raises(SchemaError, match="'s' needs a wider column"):
         storage.set(range(4, 6), rows(["e", "f" * 65]))
@@ -450,16 +434,7 @@ def test_a_dump_in_the_background_saves_the_text_of_its_start(tmp_path: Path) ->
     assert texts(buffer)[0][:3] == ["long " * 99] * 3
 
 
-def test_what_torchrl_could_not_read_is_not_written_for_it(tmp_path: Path) -> None:
-    """The forms of episodes are tested with the leaf that writes TorchRL's."""
-    storage = LazyTensorStorage(CAPACITY, checkpointer=TensorStorageCheckpointer(compatible=True))
-    storage.set(range(3), episodes(0, ["a", "b", "c"]).exclude("task"))
-    with pytest.raises(SchemaError, match="'s' is text that differs between rows"):
-        storage.dumps(tmp_path / "one")
-    assert not (tmp_path / "one").exists()
-
-
-def test_text_that_torchrl_saved(tmp_path: Path) -> None:
+def test_text_of_torchrl_is_loaded(tmp_path: Path) -> None:
     words = [["a", "b"], ["c", [1]], ["", ""], ["", ""]]
     meta = {"a": {"shape": [4, 2], "dtype": "torch.float32"}, "s": {"type": "NonTensorStack"}, "shape": [4, 2]}
     (tmp_path / "meta.json").write_text(json.dumps(meta | {"_type": "<class 'tensordict._td.TensorDict'>"}))
@@ -476,7 +451,7 @@ def test_text_that_torchrl_saved(tmp_path: Path) -> None:
         storage.loads(tmp_path)
 
 
-def test_the_structure_as_json() -> None:
+def test_the_structure_is_written_and_read_as_json() -> None:
     storage = LazyTensorStorage(CAPACITY)
     storage.set(range(2), rows(["a", "b"]))
     document = spec_to_json(storage.structure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 import sys
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from processes import in_a_child
 from tensordict import TensorDict
-from waiting import HANG
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.storages.base import Storage
@@ -22,6 +21,7 @@ from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorag
 from rbtool.core.storages.list_storage import LazyStackStorage
 from rbtool.core.storages.tensor import TensorStorage
 from rbtool.core.storages.write_log import Change, Counter, WriteLog
+from rbtool.core.testing.buffers import moved
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter
 
@@ -62,7 +62,7 @@ DEEDS: list[tuple[str, Callable[[ReplayBuffer], Any], Any]] = [
 
 
 @pytest.mark.parametrize(("deed", "expected"), [deed[1:] for deed in DEEDS], ids=[deed[0] for deed in DEEDS])
-def test_anything_else_is_counted_apart(deed: Callable[[ReplayBuffer], Any], expected: Any) -> None:
+def test_other_changes_are_counted_apart(deed: Callable[[ReplayBuffer], Any], expected: Any) -> None:
     buffer = filled()
     deed(buffer)
     now = buffer.storage.log.now
@@ -74,7 +74,7 @@ def test_anything_else_is_counted_apart(deed: Callable[[ReplayBuffer], Any], exp
 
 
 @pytest.mark.parametrize("deed", [deed[1] for deed in DEEDS[:3]], ids=[deed[0] for deed in DEEDS[:3]])
-def test_the_ring_goes_on_where_it_was_after_a_write_elsewhere(deed: Callable[[ReplayBuffer], Any]) -> None:
+def test_the_ring_continues_after_a_write_elsewhere(deed: Callable[[ReplayBuffer], Any]) -> None:
     buffer = filled()
     deed(buffer)
     buffer.extend(rows(1))
@@ -112,15 +112,19 @@ def test_a_write_that_fails_is_not_counted() -> None:
     assert buffer.storage.log.now == before
 
 
-def test_emptied_it_goes_on_at_the_first_row() -> None:
+def test_an_emptied_storage_continues_at_the_first_row() -> None:
     buffer = filled()
     buffer.empty()
     assert buffer.storage.log.now.next_row == 0
     buffer.extend(rows(2))
     assert buffer.storage.log.now[:2] == (8, 2)
+    wrapped = TensorStorage(rows(5))
+    assert wrapped.log.now == (0, 0, 0)
+    RoundRobinWriter().register_storage(wrapped)
+    assert wrapped.log.now.next_row == 0
 
 
-def test_slots_of_the_largest_values_are_no_ring() -> None:
+def test_rows_of_a_ranking_do_not_continue_the_ring() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=TensorDictMaxValueWriter(rank_key="x"))
     buffer.extend(rows(4).flip(0))
     before = buffer.storage.log.now
@@ -128,25 +132,13 @@ def test_slots_of_the_largest_values_are_no_ring() -> None:
     assert buffer.storage.log.now.irregular == before.irregular + 1
 
 
-def test_wrapped_tensors_go_on_at_the_first_row_and_were_never_written() -> None:
-    storage = TensorStorage(rows(5))
-    assert storage.log.now == (0, 0, 0)
-    RoundRobinWriter().register_storage(storage)
-    assert storage.log.now.next_row == 0
-
-
 @pytest.mark.parametrize("way", ["state", "folder"])
 @pytest.mark.parametrize("capacity", [8, 11])
-def test_a_load_goes_on_at_the_cursor_of_the_writer(way: str, capacity: int, tmp_path: Any) -> None:
-    """Sharp edge 20: the place of the newest row is in no checkpoint of a storage; the writer knows it."""
+def test_a_load_continues_at_the_cursor_of_the_writer(way: str, capacity: int, tmp_path: Any) -> None:
+    """The place of the newest row is in no checkpoint of a storage; the writer knows it."""
     buffer = filled(count=8)
     buffer.extend(rows(3))
-    other = ReplayBuffer(storage=LazyTensorStorage(capacity))
-    if way == "state":
-        other.load_state_dict(buffer.state_dict())
-    else:
-        buffer.dumps(tmp_path / "saved")
-        other.loads(tmp_path / "saved")
+    other = moved(buffer, ReplayBuffer(storage=LazyTensorStorage(capacity)), way, tmp_path / "saved")
     next_row = 3 if capacity == 8 else 8  # behind the rows, where there is room
     assert other.storage.log.now.next_row == next_row
     written = other.storage.log.now.rows
@@ -154,7 +146,7 @@ def test_a_load_goes_on_at_the_cursor_of_the_writer(way: str, capacity: int, tmp
     assert other.storage.log.now[:2] == (written + 2, next_row + 2)
 
 
-def test_what_was_changed_long_ago_is_forgotten() -> None:
+def test_old_changes_are_forgotten() -> None:
     log = WriteLog()
     for number in range(100):
         log.changed(Change(slice(number, number + 1)))
@@ -163,7 +155,7 @@ def test_what_was_changed_long_ago_is_forgotten() -> None:
     assert log.since(100) == []
 
 
-def test_scattered_rows_count_if_they_go_round_the_ring() -> None:
+def test_scattered_rows_count_if_they_continue_the_ring() -> None:
     log = WriteLog()
     log.wrote(slice(0, 3), 5)
     log.wrote(torch.tensor([3, 4, 0, 1]), 5)
@@ -207,31 +199,24 @@ def test_copies_keep_the_numbers_and_count_for_themselves(again: Callable[[Write
     assert other.since(0) is None
 
 
-def extend_once(buffer: ReplayBuffer) -> None:
-    buffer.extend(rows(4))
-    buffer.storage[1] = rows(1)[0]
-
-
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage, partial(LazyTensorStorage, shared_init=True)])
-def test_what_another_process_writes_is_counted(method: str, make: Callable[[int], Storage]) -> None:
+def test_writes_of_another_process_are_counted(method: str, make: Callable[[int], Storage]) -> None:
     buffer = ReplayBuffer(storage=make(8), shared=True)
     buffer.extend(rows(6))
     buffer.storage.mark_changed()
-    process = multiprocessing.get_context(method).Process(target=extend_once, args=(buffer,))
-    process.start()
-    process.join(HANG)
-    assert process.exitcode == 0
+    in_a_child(extend_and_replace, buffer, method=method)
     assert buffer.storage.log.now == (10, 2, 2)
     assert buffer.storage.log.since(1) is None  # which rows, only the other one knows
 
 
-def count(counter: Counter) -> None:
-    counter.value += 5
+def extend_and_replace(buffer: ReplayBuffer) -> None:
+    buffer.extend(rows(4))
+    buffer.storage[1] = rows(1)[0]
 
 
-def test_numbers_of_64_bits_are_counted() -> None:
+def test_counters_have_64_bits() -> None:
     for shared in (False, True):
         counter = Counter((1 << 63) - 2, shared=shared)
         counter.value += 1
@@ -242,22 +227,21 @@ def test_numbers_of_64_bits_are_counted() -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_child_counts_on(method: str) -> None:
+def test_a_child_continues_a_shared_counter(method: str) -> None:
     counter = Counter(1 << 40)
     assert counter.share_() is counter
-    child = multiprocessing.get_context(method).Process(target=count, args=(counter,))
-    child.start()
-    child.join()
+    in_a_child(add_five, counter, method=method)
     assert (counter.value, counter.shared) == ((1 << 40) + 5, True)
 
 
-def test_a_copy_counts_for_itself() -> None:
+def add_five(counter: Counter) -> None:
+    counter.value += 5
+
+
+def test_a_copy_of_a_counter_counts_for_itself_and_passes_no_queue() -> None:
     counter = Counter(3, shared=True)
     for other in (copy.deepcopy(counter), pickle.loads(pickle.dumps(counter))):
         other.value += 1
         assert (counter.value, other.value, other.shared) == (3, 4, False)
-
-
-def test_it_is_not_passed_through_queues() -> None:
     with pytest.raises(RuntimeError, match="through inheritance"):
-        ForkingPickler.dumps(Counter(3))
+        ForkingPickler.dumps(counter)

@@ -1,6 +1,9 @@
+"""A writer that keeps the elements with the highest rank, next to a model that compares all of them."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,23 +30,23 @@ from rbtool.core.writers.max_value import TensorDictMaxValueWriter
 from rbtool.core.writers.round_robin import RoundRobinWriter
 
 
-@in_loops
-class TestTensorDictMaxValueWriter(WriterTests):
-    kinds = ("tensordict", "nested")
+class OfRankings(WriterTests):
     ndims = (1,)
     labels = True
     shares = False
+
+
+@in_loops
+class TestTensorDictMaxValueWriter(OfRankings):
+    kinds = ("tensordict", "nested")
 
     def make(self) -> TensorDictMaxValueWriter:
         return TensorDictMaxValueWriter(rank_key="score")
 
 
 @in_loops
-class TestByANestedKey(WriterTests):
+class TestByANestedKey(OfRankings):
     kinds = ("nested",)
-    ndims = (1,)
-    labels = True
-    shares = False
 
     def make(self) -> TensorDictMaxValueWriter:
         return TensorDictMaxValueWriter()
@@ -73,22 +76,16 @@ def state(writer: TensorDictMaxValueWriter) -> tuple:
     return rows, writer._cursor, writer._write_count, str(writer.state_dict())
 
 
-def test_the_highest_stay_and_the_index_says_where() -> None:
+def test_the_highest_stay_and_the_index_tells_where() -> None:
     writer = top()
-    assert writer.extend(scored([5.0, 1.0, 9.0, 3.0, 7.0, 2.0])).tolist() == [0, -1, 2, 3, 1, -1]
+    batch = scored([5.0, 1.0, 9.0, 3.0, 7.0, 2.0])
+    assert writer.extend(batch).tolist() == [0, -1, 2, 3, 1, -1]
     assert (kept(writer), writer._cursor, writer._write_count) == ([5, 7, 9, 3], 0, 5)
     assert writer.extend(scored([3.0, 3.0, 4.0])).tolist() == [-1, -1, 3]
     assert writer.extend(scored([0.0, 4.0])).tolist() == [-1, -1]
     assert writer.add(scored([100.0])[0]) == 3
     assert writer.add(scored([0.0])[0]) is None
     assert (kept(writer), writer._write_count) == ([5, 7, 9, 100], 7)
-
-
-def test_edge_03_7_stored_rows_have_their_place_as_index() -> None:
-    writer = top()
-    batch = scored([5.0, 1.0, 9.0, 3.0, 7.0])
-    writer.extend(batch)
-    writer.add(scored([10.0])[0])
     assert writer._storage[:]["index"].tolist() == [0, 1, 2, 3]
     assert list(batch.keys()) == ["s"]
 
@@ -114,7 +111,7 @@ class Model:
     batches=st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=9), max_size=6),
     singly=st.booleans(),
 )
-def test_it_keeps_what_the_model_keeps(capacity: int, batches: list[list[int]], singly: bool) -> None:
+def test_the_ranking_keeps_what_the_model_keeps(capacity: int, batches: list[list[int]], singly: bool) -> None:
     writer, model, element = top(capacity), Model(capacity), 0
     for ranks in batches:
         numbers = torch.arange(element, element + len(ranks))
@@ -185,7 +182,7 @@ def test_infinite_ranks_are_ranks() -> None:
 
 # TorchRL raises an AttributeError.
 @pytest.mark.parametrize("kind", [KeyError, AttributeError])
-def test_edge_03_7_a_missing_rank_is_a_key_error(kind: type[Exception]) -> None:
+def test_a_missing_rank_is_a_key_error_and_an_attribute_error(kind: type[Exception]) -> None:
     writer = TensorDictMaxValueWriter()
     writer.register_storage(LazyTensorStorage(4))
     with pytest.raises(kind) as raised:
@@ -202,32 +199,25 @@ def test_edge_03_7_a_missing_rank_is_a_key_error(kind: type[Exception]) -> None:
         (TensorDict({"s": torch.zeros(2, 0)}, [2]), "there is nothing to rank by"),
     ],
 )
-def test_what_cannot_be_ranked_is_a_runtime_error(data: object, message: str) -> None:
+def test_data_that_cannot_be_ranked_are_a_runtime_error(data: object, message: str) -> None:
     writer = top()
     with pytest.raises(RuntimeError, match=message):
         writer.extend(data)
     assert state(writer)[:3] == ([], 0, 0)
 
 
-def test_one_element_has_at_most_one_batch_dimension() -> None:
-    writer = top()
-    assert writer.add(TensorDict({"s": torch.tensor([1.0, 2.0])}, [2])) == 0
-    with pytest.raises(RuntimeError, match="at most 1 batch dimension"):
-        writer.add(TensorDict({"s": torch.zeros(2, 2)}, [2, 2]))
-
-
-def test_whole_trajectories_are_ranked_by_their_sum() -> None:
+def test_trajectories_and_tensorclasses_are_ranked_as_they_are() -> None:
     writer = top(1)
     rewards = torch.tensor([[1.0, 1.0], [5.0, -1.0], [0.0, 3.0]])
     assert writer.extend(TensorDict({"s": rewards}, [3, 2])).tolist() == [-1, 0, -1]
     assert kept(writer) == [[5, -1]]
     assert writer._storage[:]["index"].tolist() == [[0, 0]]
-
-
-def test_tensorclasses_are_ranked_and_stored_as_they_are() -> None:
-    writer = top(1)
-    assert writer.extend(Scored(s=torch.tensor([1.0, 2.0]), batch_size=[2])).tolist() == [-1, 0]
-    assert type(writer._storage[:]) is Scored
+    assert writer.add(TensorDict({"s": torch.tensor([5.0, 2.0])}, [2])) == 0
+    with pytest.raises(RuntimeError, match="at most 1 batch dimension"):
+        writer.add(TensorDict({"s": torch.zeros(2, 2)}, [2, 2]))
+    classes = top(1)
+    assert classes.extend(Scored(s=torch.tensor([1.0, 2.0]), batch_size=[2])).tolist() == [-1, 0]
+    assert type(classes._storage[:]) is Scored
 
 
 def test_several_dimensions_and_other_reductions_are_value_errors() -> None:
@@ -239,7 +229,7 @@ def test_several_dimensions_and_other_reductions_are_value_errors() -> None:
         TensorDictMaxValueWriter(rank_key=3)
 
 
-def test_edge_03_7_a_loaded_writer_goes_on(tmp_path) -> None:
+def test_a_loaded_ranking_continues(tmp_path) -> None:
     writer = TensorDictMaxValueWriter(rank_key=["next", "reward"])
     writer.register_storage(LazyTensorStorage(3))
     batch = TensorDict({("next", "reward"): torch.tensor([[3.0], [1.0], [2.0], [5.0]])}, [4])
@@ -301,7 +291,7 @@ def test_a_folder_of_another_writer_is_refused(tmp_path) -> None:
         top().load_state_dict(RoundRobinWriter().state_dict())
 
 
-def test_rows_without_an_index_stay_without() -> None:
+def test_rows_that_have_no_index_get_none() -> None:
     storage = TensorStorage(scored([0.0, 0.0]))
     writer = TensorDictMaxValueWriter(rank_key="s")
     writer.register_storage(storage)
@@ -309,7 +299,7 @@ def test_rows_without_an_index_stay_without() -> None:
     assert storage[:].to_dict() == {"s": pytest.approx(torch.tensor([3.0, 2.0]))}
 
 
-def test_another_storage_is_ranked_anew() -> None:
+def test_another_storage_is_ranked_from_the_start() -> None:
     writer = top(2)
     writer.extend(scored([3.0, 4.0]))
     writer.register_storage(LazyTensorStorage(2))
@@ -318,34 +308,61 @@ def test_another_storage_is_ranked_anew() -> None:
 
 
 @pytest.mark.parametrize("filled", [2, 3])
-def test_what_the_storage_holds_is_ranked(filled):
-    storage = LazyTensorStorage(3)
-    storage.set(range(filled), TensorDict({"k": torch.tensor([5.0, 1.0, 9.0][:filled])}, [filled]))
-    writer = TensorDictMaxValueWriter(rank_key="k")
+def test_elements_of_the_storage_are_ranked(filled):
+    storage, held = LazyTensorStorage(3), [5.0, 1.0, 9.0][:filled]
+    storage.set(range(filled), scored(held))
+    writer = TensorDictMaxValueWriter(rank_key="s")
     writer.register_storage(storage)
-    writer.extend(TensorDict({"k": torch.tensor([7.0, 0.0])}, [2]))
-    expected = sorted([*[5.0, 1.0, 9.0][:filled], 7.0, 0.0])[-3:]
-    assert sorted(storage[:]["k"].tolist()) == expected
+    writer.extend(scored([7.0, 0.0]))
+    assert sorted(kept(writer)) == sorted([*held, 7.0, 0.0])[-3:]
 
 
-def test_over_what_cannot_be_ranked_nothing_is_written():
-    storage = LazyTensorStorage(3)
-    storage.set(range(2), TensorDict({"other": torch.zeros(2)}, [2]))
-    writer = TensorDictMaxValueWriter(rank_key="k")
-    writer.register_storage(storage)
-    with pytest.raises(MissingKeyError, match="k"):
-        writer.extend(TensorDict({"k": torch.zeros(2), "other": torch.zeros(2)}, [2]))
-    assert (len(storage), writer._write_count) == (2, 0)
+def test_elements_that_cannot_be_ranked_are_not_overwritten():
+    writer = top(3)
+    writer._storage.set(range(2), TensorDict({"other": torch.zeros(2)}, [2]))
+    with pytest.raises(MissingKeyError, match="s"):
+        writer.extend(scored([0.0, 0.0]).set("other", torch.zeros(2)))
+    assert (len(writer._storage), writer._write_count) == (2, 0)
 
 
 @pytest.mark.parametrize(("score", "place"), [(0.5, None), (1.0, None), (1.5, 1), (9.0, 1)])
-def test_where_an_element_would_be_written(score: float, place: int | None) -> None:
+def test_get_insert_index_tells_where_an_element_would_be_written(score: float, place: int | None) -> None:
     writer = top(3)
     assert writer.get_insert_index(scored([score])[0]) == 0
     writer.extend(scored([3.0, 1.0, 2.0]))
     for _ in range(2):  # asking changes nothing
         assert writer.get_insert_index(scored([score])[0]) == place
     assert writer.add(scored([score])[0]) == place
+
+
+EDITS: dict[str, Callable[[TensorDictReplayBuffer], object]] = {
+    "replaced": lambda buffer: buffer.__setitem__(0, buffer[0].clone().set("s", torch.tensor(100.0))),
+    "stored": lambda buffer: buffer.storage.__setitem__([0], buffer[[0]].set("s", torch.tensor([100.0]))),
+    "written again": lambda buffer: buffer.write_all(buffer[:].clone().set("s", torch.tensor([100.0, 9.0]))),
+    "set": lambda buffer: buffer.set_("s", torch.tensor([100.0, 9.0])),
+    "set in part": lambda buffer: buffer.set_at_("s", torch.tensor([100.0]), [0]),
+    "updated": lambda buffer: buffer.update_({"s": torch.tensor([100.0, 9.0])}),
+    "loaded": lambda buffer: buffer.storage.load_state_dict(filled_top(100.0, 9.0).storage.state_dict()),
+}
+
+
+def filled_top(*scores: float) -> TensorDictReplayBuffer:
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter(rank_key="s"))
+    buffer.extend(scored([*scores]).set("n", torch.arange(len(scores))))
+    return buffer
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_elements_are_ranked_again(edit: str) -> None:
+    buffer = filled_top(5.0, 9.0)
+    whole = buffer[:].clone()
+    buffer.update_({"n": whole["n"] + 1})  # which changes no rank
+    assert not buffer.writer._is_outdated(buffer.storage)
+    EDITS[edit](buffer)
+    new = whole[:1].clone().set("s", torch.tensor([50.0]))
+    assert buffer.extend(new).tolist() == [1]
+    assert buffer[:]["s"].tolist() == [100, 50]
+    assert buffer.add(whole[0]) is None
 
 
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage, LazyStackStorage])
@@ -363,3 +380,11 @@ def test_elements_that_are_edited_are_ranked_again(kind: Any) -> None:
     other[1] = ranks(50)[0]
     assert other.extend(ranks(4, 5)).tolist() == [-1, 2]
     assert other[:]["rank"].tolist() == [100, 50, 5]
+
+
+def test_elements_of_another_writer_are_ranked() -> None:
+    buffer, other = filled_top(5.0), RoundRobinWriter()
+    other.register_storage(buffer.storage)
+    other.extend(buffer[:].set("s", torch.tensor([7.0])))
+    assert buffer.extend(buffer[:1].set("s", torch.tensor([6.0]))).tolist() == [0]
+    assert buffer[:]["s"].tolist() == [6, 7]

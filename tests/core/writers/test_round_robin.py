@@ -11,14 +11,14 @@ import torch
 from cases import in_loops
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
+from tensordict import TensorDict, lazy_stack, tensorclass
 
 from rbtool.core.buffers.replay_buffer import ReplayBuffer
 from rbtool.core.errors import CorruptDataError, DatasetNotFoundError, FormatError, SchemaError, UsageError
-from rbtool.core.storages.base import Storage
 from rbtool.core.storages.lazy_tensor import LazyMemmapStorage, LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
 from rbtool.core.storages.tensor import TensorStorage
+from rbtool.core.testing.buffers import moved
 from rbtool.core.testing.writers import RingTests
 from rbtool.core.writers.base import ImmutableDatasetWriter
 from rbtool.core.writers.max_value import TensorDictMaxValueWriter
@@ -63,78 +63,6 @@ def ring(storage: object, **options: object) -> RoundRobinWriter:
     return writer
 
 
-def steps(rows: int, first: int = 0) -> TensorDict:
-    return TensorDict({"x": torch.arange(first, first + rows)}, [rows])
-
-
-def test_edge_01_1_a_failed_extend_leaves_length_and_counters() -> None:
-    storage = LazyMemmapStorage(10)
-    writer = ring(storage)
-    writer.extend(steps(4))
-    with pytest.raises(RuntimeError):
-        writer.extend(TensorDict({"x": torch.zeros(3, 2, dtype=torch.int64)}, [3]))
-    assert (len(storage), writer._cursor, writer._write_count) == (4, 4, 4)
-    writer.extend(steps(2, 4))
-    assert storage[:]["x"].tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_edge_01_2_counters_have_64_bits() -> None:
-    writer = ring(LazyTensorStorage(3))
-    writer.load_state_dict({"_cursor": 0, "_write_count": 2**40})
-    writer.extend(torch.arange(1))
-    assert writer._write_count == 2**40 + 1
-
-
-def test_edge_01_3_another_storage_is_written_to() -> None:
-    old, new = LazyTensorStorage(5), LazyTensorStorage(5)
-    writer = ring(old)
-    writer.extend(torch.arange(3))
-    writer.register_storage(new)
-    writer.extend(torch.arange(2) + 7)
-    assert (old[:].tolist(), new[:].tolist()) == ([0, 1, 2], [7, 8])
-
-
-def test_edge_01_8_a_list_is_elements_and_a_tuple_or_dict_is_a_nest() -> None:
-    elements, nest = LazyTensorStorage(5), LazyTensorStorage(5)
-    ring(elements).extend([{"a": torch.tensor(1)}, {"a": torch.tensor(2)}])
-    ring(nest).extend(({"a": torch.arange(3)}, torch.arange(3)))
-    assert elements[:]["a"].tolist() == [1, 2]
-    assert nest[:][0]["a"].tolist() == [0, 1, 2]
-
-
-def test_edge_01_9_missing_and_new_keys_are_refused_by_name() -> None:
-    storage = LazyTensorStorage(5)
-    writer = ring(storage)
-    writer.extend(TensorDict({"a": torch.arange(2), "b": torch.arange(2)}, [2]))
-    for keys, name in ((("a",), "b"), (("a", "b", "c"), "c")):
-        with pytest.raises(SchemaError, match=name):
-            writer.extend(TensorDict({key: torch.arange(2) for key in keys}, [2]))
-    assert (len(storage), writer._cursor) == (2, 2)
-
-
-def test_leaves_that_disagree_write_nothing() -> None:
-    storage = LazyTensorStorage(5)
-    writer = ring(storage)
-    with pytest.raises(SchemaError, match="a has 3, b has 4"):
-        writer.extend({"a": torch.zeros(3), "b": torch.zeros(4)})
-    assert (len(storage), storage.initialized, writer._cursor) == (0, False, 0)
-
-
-def test_a_bare_batch_beyond_an_empty_list_wraps() -> None:
-    storage = ListStorage(10)
-    assert ring(storage).extend(list(range(25))).tolist() == [number % 10 for number in range(25)]
-    assert storage[:] == [20, 21, 22, 23, 24, 15, 16, 17, 18, 19]
-
-
-def test_max_size_is_rounded_up_to_whole_rows() -> None:
-    storage = LazyTensorStorage(10, ndim=2)
-    writer = ring(storage)
-    index = writer.extend(torch.arange(12).reshape(4, 3))
-    assert (index.shape, storage.max_size, writer._cursor, writer._write_count) == ((12, 2), 12, 0, 4)
-    writer.add(torch.tensor([-1, -2, -3]))
-    assert storage[:][0].tolist() == [-1, -2, -3]
-
-
 def test_contiguous_rows_are_named_by_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
     cursors, plain = [], TensorStorage.set
     monkeypatch.setattr(
@@ -147,15 +75,7 @@ def test_contiguous_rows_are_named_by_a_range(monkeypatch: pytest.MonkeyPatch) -
     assert cursors == [range(4), range(4, 10), 0]
 
 
-def test_a_writer_that_is_registered_to_rows_goes_on_behind_them() -> None:
-    storage = LazyTensorStorage(5)
-    storage.set(range(3), torch.arange(3))
-    writer = ring(storage)
-    assert writer.extend(torch.arange(1)).tolist() == [3]
-    assert ring(TensorStorage(torch.arange(4)))._cursor == 0
-
-
-def test_chosen_rows_are_written_and_the_cursor_stays() -> None:
+def test_write_at_leaves_the_cursor() -> None:
     storage = LazyTensorStorage(6)
     writer = ring(storage, track_generations=True)
     writer.extend(torch.arange(4))
@@ -178,14 +98,14 @@ def test_chosen_rows_beyond_the_capacity_or_a_gap_are_refused(rows: object) -> N
     assert (writer._write_count, writer.generations_of(0).item()) == (4, 0)
 
 
-def test_an_index_belongs_to_the_caller() -> None:
+def test_a_returned_index_belongs_to_the_caller() -> None:
     storage, chosen = LazyTensorStorage(4), torch.tensor([2, 1])
     writer = ring(storage)
     writer.extend(torch.arange(6)).zero_()
     assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]
     writer.write_at(chosen, torch.arange(2)).zero_()
     assert chosen.tolist() == [2, 1]
-    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]  # the ring goes on where it was
+    assert torch.as_tensor(storage.last_cursor).tolist() == [0, 1, 2, 3, 0, 1]  # the ring continues where it was
 
 
 def test_generations_of_coordinates_are_those_of_their_rows() -> None:
@@ -196,12 +116,7 @@ def test_generations_of_coordinates_are_those_of_their_rows() -> None:
     assert writer.generations_of((torch.tensor([1, 2]), torch.tensor([0, 0]))).tolist() == [0, -1]
 
 
-def test_generations_are_kept_only_when_asked_for() -> None:
-    assert (RoundRobinWriter().tracks_generations, RoundRobinWriter(track_generations=True).tracks_generations) == (
-        False,
-        True,
-    )
-    assert ring(LazyTensorStorage(3)).generations_of(torch.arange(2)).tolist() == [-1, -1]
+def test_generations_need_a_bounded_storage() -> None:
     with pytest.raises(UsageError, match="expected at most"):
         ring(ListStorage(), track_generations=True)
 
@@ -238,7 +153,7 @@ def test_a_state_loaded_before_the_storage_is_known_is_kept(tmp_path) -> None:
     assert other.generations_of(torch.arange(4)).tolist() == [1, 1, 0, 0]
 
 
-def test_an_older_dump_leaves_nothing_behind(tmp_path) -> None:
+def test_an_older_dump_is_replaced_whole(tmp_path) -> None:
     ring(LazyTensorStorage(4), track_generations=True).dumps(tmp_path)
     assert (tmp_path / "generation.memmap").stat().st_size == 32
     ring(LazyTensorStorage(4)).dumps(tmp_path)
@@ -305,22 +220,18 @@ OPERATIONS = st.lists(
     max_size=12,
 )
 STORAGES = {
-    "tensor": lambda rows: TensorStorage(torch.zeros(rows, dtype=torch.int64)),
+    "tensor": lambda rows: TensorStorage(torch.zeros(rows).long()),
     "lazy": LazyTensorStorage,
     "list": ListStorage,
 }
 
 
-def emptied(storage: Storage) -> Storage:
-    storage.empty()
-    return storage
-
-
 @pytest.mark.parametrize("kind", STORAGES)
 @given(rows=st.integers(1, 9), operations=OPERATIONS)
-def test_the_ring_is_as_its_model(kind: str, rows: int, operations: list[tuple[str, int]]) -> None:
+def test_the_ring_is_that_of_the_model(kind: str, rows: int, operations: list[tuple[str, int]]) -> None:
     storage, writer, model, value = STORAGES[kind](rows), RoundRobinWriter(track_generations=True), Model(rows), 0
-    writer.register_storage(emptied(storage) if kind == "tensor" else storage)
+    storage.empty()
+    writer.register_storage(storage)
     for name, count in operations:
         numbers = torch.arange(value, value + count)
         if name == "extend":
@@ -342,7 +253,7 @@ def test_the_ring_is_as_its_model(kind: str, rows: int, operations: list[tuple[s
 
 
 @given(rows=st.integers(1, 5), lanes=st.integers(1, 3), batches=st.lists(st.integers(1, 12), max_size=6))
-def test_rows_of_two_dimensions_are_as_the_model_says(rows: int, lanes: int, batches: list[int]) -> None:
+def test_a_ring_of_two_dimensions_is_that_of_the_model(rows: int, lanes: int, batches: list[int]) -> None:
     storage, writer, model, value = LazyTensorStorage(rows * lanes, ndim=2), RoundRobinWriter(), Model(rows), 0
     writer.register_storage(storage)
     for count in batches:
@@ -369,15 +280,22 @@ def zeros(*batch: int) -> TensorDict:
     return TensorDict({"x": torch.zeros(*batch, 2)}, list(batch))
 
 
-@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_every_row_has_its_number(kind: type) -> None:
+@pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage])
+@pytest.mark.parametrize("form", [TensorDict.clone, TensorDict.lock_, lambda rows: lazy_stack(list(rows.unbind(0)))])
+def test_every_row_has_its_number_and_data_of_the_caller_none(kind: type, form: Any) -> None:
     storage = kind(4)
     writer = labelling(storage)
     writer.add(zeros(1)[0])
-    writer.extend(zeros(2))
-    writer.extend(zeros(6))
-    assert storage[:]["index"].tolist() == [0, 1, 2, 3]
-    assert storage[:]["index"].dtype == torch.int64
+    for count in (2, 6):
+        batch = form(zeros(count))
+        writer.extend(batch)
+        assert list(batch.keys()) == ["x"]
+    assert [row["index"].item() for row in storage] == [0, 1, 2, 3]
+    assert storage[0]["index"].dtype == torch.int64
+    sampled = zeros(3).set("index", torch.tensor([7, 8, 9]))
+    writer.extend(sampled)
+    assert sampled["index"].tolist() == [7, 8, 9]
+    assert [row["index"].item() for row in storage] == [0, 1, 2, 3]
 
 
 def test_numbers_are_expanded_to_the_batch_dimensions() -> None:
@@ -390,19 +308,8 @@ def test_numbers_are_expanded_to_the_batch_dimensions() -> None:
     assert deep[:]["index"].tolist() == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
 
 
-def test_edge_01_12_the_callers_tensordict_gets_no_index() -> None:
-    batch = zeros(3)
-    labelling(LazyTensorStorage(4)).extend(batch)
-    assert list(batch.keys()) == ["x"]
-    sampled = zeros(3).set("index", torch.tensor([7, 8, 9]))
-    storage = LazyTensorStorage(4)
-    labelling(storage).extend(sampled)
-    assert sampled["index"].tolist() == [7, 8, 9]
-    assert storage[:]["index"].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("kind", [LazyTensorStorage, ListStorage])
-def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
+def test_nested_tensordicts_are_copied(kind: type) -> None:
     batch = zeros(3).set("next", zeros(3))
     storage = kind(4)
     labelling(storage).extend(batch) if kind is LazyTensorStorage else labelling(storage).add(batch)
@@ -414,44 +321,20 @@ def test_nests_are_those_of_the_storage_alone(kind: type) -> None:
     assert list(batch.keys()) == ["x", "next"]
 
 
-def test_a_locked_tensordict_can_be_written() -> None:
-    storage = LazyTensorStorage(4)
-    labelling(storage).extend(zeros(3).lock_())
-    assert storage[:]["index"].tolist() == [0, 1, 2]
-
-
-def test_a_lazy_stack_can_be_written() -> None:
-    storage = LazyTensorStorage(4)
-    stack = LazyStackedTensorDict.lazy_stack([zeros(1)[0] for _ in range(3)])
-    labelling(storage).extend(stack)
-    assert storage[:]["index"].tolist() == [0, 1, 2]
-    assert list(stack.keys()) == ["x"]
-
-
-@pytest.mark.parametrize("kind", [ListStorage, LazyStackStorage])
-def test_lists_keep_the_number_too(kind: type) -> None:
-    storage = kind(4)
-    labelling(storage).extend(zeros(6))
-    assert [int(row["index"]) for row in storage] == [0, 1, 2, 3]
-
-
-def test_tensorclasses_are_stored_as_they_are() -> None:
-    storage = LazyTensorStorage(4)
-    assert labelling(storage).extend(Step(torch.zeros(2, 3), batch_size=[2])).tolist() == [0, 1]
-    assert type(storage[:]) is Step
-
-
-def test_rows_without_a_number_stay_without() -> None:
+def test_rows_that_have_no_number_get_none() -> None:
     storage = TensorStorage(zeros(4))
     labelling(storage).extend(zeros(2) + 1)
     assert list(storage[:].keys()) == ["x"]
     storage.empty()
     labelling(storage).extend(zeros(2) + 1)
     assert storage[:]["x"].tolist() == [[1, 1], [1, 1]]
+    classes = LazyTensorStorage(4)
+    assert labelling(classes).extend(Step(torch.zeros(2, 3), batch_size=[2])).tolist() == [0, 1]
+    assert type(classes[:]) is Step
 
 
 @pytest.mark.parametrize("data", [torch.zeros(2), {"x": torch.zeros(2)}, [zeros(1)[0]]])
-def test_what_is_no_tensordict_is_refused(data: object) -> None:
+def test_only_tensordicts_are_labelled(data: object) -> None:
     storage = LazyTensorStorage(4)
     writer = labelling(storage)
     with pytest.raises(SchemaError, match="TensorDictRoundRobinWriter needs tensordicts, found a"):
@@ -471,23 +354,25 @@ def tracking(storage: LazyTensorStorage) -> ReplayBuffer:
 
 
 @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter, ImmutableDatasetWriter])
-def test_a_writer_that_does_not_track_them_knows_none(writer: Any) -> None:
+def test_a_writer_that_does_not_track_generations_knows_none(writer: Any) -> None:
     storage = TensorStorage(rewarded(1, 2, 3, 4))
     made = writer()
     made.register_storage(storage)
+    assert not made.tracks_generations
     assert made.generations_of(ROWS).tolist() == [-1] * 4
     assert made.generations_of(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3)
 
 
-def test_slots_that_are_not_there_have_none() -> None:
+def test_slots_without_elements_have_no_generation() -> None:
     buffer = tracking(LazyTensorStorage(4))
     buffer.extend(rewarded(1, 2))
+    assert buffer.writer.tracks_generations
     assert buffer.writer.generations_of(torch.tensor([[0, 3], [4, -1]])).tolist() == [[0, -1], [-1, -1]]
     assert buffer.writer.generations_of(99).item() == -1
 
 
 @pytest.mark.parametrize("writer", [RoundRobinWriter, TensorDictMaxValueWriter])
-def test_other_buffers_of_the_storage_count_on(writer: Any) -> None:
+def test_other_buffers_of_the_storage_continue_its_generations(writer: Any) -> None:
     storage = LazyTensorStorage(4)
     one = tracking(storage)
     one.extend(rewarded(1, 2))
@@ -501,7 +386,7 @@ def test_other_buffers_of_the_storage_count_on(writer: Any) -> None:
     assert third.writer.generations_of(ROWS).tolist() == [2, 2, 1, 1]
 
 
-def test_another_writer_goes_on_with_them() -> None:
+def test_another_writer_continues_the_generations() -> None:
     buffer = tracking(LazyTensorStorage(4))
     buffer.extend(rewarded(1, 2))
     buffer.set_writer(RoundRobinWriter())
@@ -516,21 +401,14 @@ def test_another_writer_goes_on_with_them() -> None:
 
 @pytest.mark.parametrize("way", ["state", "folder"])
 @pytest.mark.parametrize("capacity", [8, 12])
-def test_a_loaded_storage_of_several_dimensions_has_them_before_it_is_written(
-    tmp_path: Path, way: str, capacity: int
-) -> None:
+def test_generations_of_several_dimensions_are_restored(tmp_path: Path, way: str, capacity: int) -> None:
     def buffer(size: int) -> ReplayBuffer:
         storage = LazyTensorStorage(size, ndim=2)
         return ReplayBuffer(storage=storage, dim_extend=0, writer=RoundRobinWriter(track_generations=True))
 
-    saved, loaded, again = buffer(8), buffer(capacity), buffer(capacity)
+    saved = buffer(8)
     saved.extend(TensorDict({"a": torch.arange(12).reshape(6, 2)}, [6, 2]))
-    for number, (one, other) in enumerate([(saved, loaded), (loaded, again)]):
-        if way == "state":
-            other.load_state_dict(one.state_dict())
-        else:
-            one.dumps(tmp_path / str(number))
-            other.loads(tmp_path / str(number))
-    for other in (loaded, again):
+    loaded = moved(saved, buffer(capacity), way, tmp_path / "saved")
+    for other in (loaded, moved(loaded, buffer(capacity), way, tmp_path / "again")):  # before it was written to
         generations = dict(zip(other["a"][:, 0].tolist(), other.writer.generations_of(ROWS).tolist(), strict=True))
         assert generations == {4: 0, 6: 0, 8: 1, 10: 1}
