@@ -1,4 +1,4 @@
-"""`rbtool cache`: what is shown, who is asked, and what only a yes removes."""
+"""`rbtool cache`: what it shows, and that it removes nothing without consent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import json
 
 import pytest
+from cases import each
 from processes import QUESTION, type_line
 
 from rbtool.cli.cache import last_use
@@ -20,7 +21,7 @@ NOW = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.UTC)
 
 @pytest.fixture
 def leftover(folder):
-    """What a killed process left in the store."""
+    """A folder that a killed process left in the store."""
     path = folder / "home" / "minari" / "cartpole" / ".scripted-v0.rbtool-new-01234567"
     write_walks(path, [(2, "open")])
     return path
@@ -52,7 +53,7 @@ def test_the_listing_shows_bytes_use_and_leftovers(folder, leftover, shell):
     assert "prune would free" in done.stderr
 
 
-def test_quiet_names_the_datasets_and_what_is_wrong(folder, leftover, shell):
+def test_quiet_lists_datasets_and_warns_of_problems(folder, leftover, shell):
     (folder / "home" / "minari" / "cartpole" / "scripted-v0" / MANIFEST).write_text("{")
     done = shell("rbtool cache ls -q", folder)
     assert done.stdout == f"{STORED}\n"
@@ -61,7 +62,7 @@ def test_quiet_names_the_datasets_and_what_is_wrong(folder, leftover, shell):
 
 @pytest.mark.parametrize("verb", [f"rm {STORED}", "prune"])
 @pytest.mark.parametrize("option", ["", "--json", "-q"])
-def test_without_a_terminal_nothing_goes_without_yes(folder, leftover, shell, verb, option):
+def test_nothing_is_removed_without_a_terminal_or_yes(folder, leftover, shell, verb, option):
     done = shell(f"rbtool cache {verb} {option}", folder)
     assert done.returncode == 2
     assert "there is no terminal" in done.stderr
@@ -72,7 +73,7 @@ def test_without_a_terminal_nothing_goes_without_yes(folder, leftover, shell, ve
 
 @pytest.mark.parametrize(("answer", "goes"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False),
                                               ("yep\n", False), ("\x04", False)])  # fmt: skip
-def test_in_a_terminal_one_question_is_asked(folder, leftover, asked, answer, goes):
+def test_a_terminal_asks_one_question(folder, leftover, asked, answer, goes):
     code, shown = asked("rbtool cache prune", answer)
     assert shown.count("?") == 1
     assert "remove 1 leftover (" in shown
@@ -80,7 +81,7 @@ def test_in_a_terminal_one_question_is_asked(folder, leftover, asked, answer, go
     assert (code, "nothing was removed" in shown) == ((0, False) if goes else (1, True))
 
 
-def test_interrupting_the_question_removes_nothing_and_yes_does(folder, leftover, asked):
+def test_an_interrupted_question_removes_nothing(folder, leftover, asked):
     code, shown = asked(f"rbtool cache rm {STORED}", None)
     assert (code, "error: interrupted" in shown) == (130, True)
     assert (folder / "home" / "minari" / "cartpole" / "scripted-v0").exists()
@@ -90,7 +91,7 @@ def test_interrupting_the_question_removes_nothing_and_yes_does(folder, leftover
     assert leftover.exists() is False  # what lay beside the dataset for the same place goes, too
 
 
-def test_nobody_is_asked_what_yes_answers(folder, leftover, asked):
+def test_yes_asks_no_question(folder, leftover, asked):
     code, shown = asked("rbtool cache prune --yes", "")
     assert (code, QUESTION in shown, leftover.exists()) == (0, False, False)
 
@@ -123,14 +124,14 @@ def test_several_can_be_removed_in_a_pipe(folder, shell):
         ("prune --root prep.py --yes", 2, "is not a folder"),
     ],
 )
-def test_what_has_no_meaning_is_refused(folder, shell, line, code, said):
+def test_impossible_requests_are_refused(folder, shell, line, code, said):
     done = shell(f"rbtool cache {line}", folder)
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert (folder / "home" / "minari" / "cartpole" / "scripted-v0").exists()
 
 
-def test_damage_is_a_line_a_problem_and_exit_code_3(folder, shell):
+def test_verify_prints_a_line_per_problem_and_exits_with_3(folder, shell):
     assert shell("rbtool cache verify", folder).returncode == 0
     original = Originals(folder / "home", "minari", "pen-v1")
     fs.make_folder(original.folder)
@@ -150,7 +151,7 @@ def test_lines_fit_a_narrow_screen(folder, leftover, asked):
     assert max(len(line) for line in shown.splitlines() if str(folder) not in line) <= 62
 
 
-@pytest.mark.parametrize(
+@each(
     ("time", "said"),
     [
         ("2026-11-21T11:59:30+00:00", "just now"),
@@ -164,5 +165,5 @@ def test_lines_fit_a_narrow_screen(folder, leftover, asked):
         ("2020-01-02T03:04:05+00:00", "2020-01-02"),
     ],
 )
-def test_how_long_ago(time, said):
+def test_the_last_use_is_relative_to_now(time, said):
     assert last_use(time, NOW) == said

@@ -1,4 +1,4 @@
-"""`check`: its list of rules, and findings of any number on the screen and as JSON."""
+"""`check`: its list of rules, findings on the screen and for machines, and the commands that mend them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from cases import each
 from robot_sets import DEFECTS, Kind, make, write
 
 import rbtool
@@ -21,7 +22,7 @@ from rbtool.core.testing.datasets import write_walks
 from rbtool.core.verbs.check import CheckResult
 
 
-def test_the_rules_are_listed_as_their_table_has_them(shell: Any) -> None:
+def test_rules_lists_the_table_of_rules(shell: Any) -> None:
     rules = known_rules()
     shown = shell("rbtool check --rules").stdout.splitlines()
     assert [line.split()[0] for line in shown] == [one.rule for one in rules]
@@ -34,13 +35,11 @@ def test_the_rules_are_listed_as_their_table_has_them(shell: Any) -> None:
     assert shell("rbtool check --rules -q").stdout.split() == [one.rule for one in rules]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"), [("--rules cartpole", "checks nothing"), ("", "missing argument 'DATASET...'")]
-)
-def test_rules_or_datasets_are_named(shell: Any, words: str, said: str) -> None:
-    done = shell(f"rbtool check {words}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+def test_rules_take_no_dataset_and_check_needs_one(shell: Any) -> None:
+    for words, said in (("--rules cartpole", "checks nothing"), ("", "missing argument 'DATASET...'")):
+        done = shell(f"rbtool check {words}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
 
 
 def _result(count: int) -> CheckResult:
@@ -52,8 +51,8 @@ def _result(count: int) -> CheckResult:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "shown"), [(1, 1), (11, 11), (12, 10), (5000, 10)])
-def test_ten_findings_of_a_rule_are_shown_and_the_others_counted(count: int, shown: int) -> None:
+@each(("count", "shown"), [(1, 1), (11, 11), (12, 10), (5000, 10)])
+def test_ten_findings_of_a_rule_are_shown_and_more_are_counted(count: int, shown: int) -> None:
     text = ["".join(getattr(cell, "text", cell) for cell in line) for line in lines(_result(count))]
     assert sum(": file" in line or "  file" in line for line in text) == shown
     assert [line for line in text if "more, which --json lists" in line] == (
@@ -63,37 +62,35 @@ def test_ten_findings_of_a_rule_are_shown_and_the_others_counted(count: int, sho
     assert text[-1].startswith("1 step in 1 episode")
 
 
+def put(folder: Path, name: str, index: Any, value: float) -> None:
+    """Change values of a leaf in place."""
+    key = tuple(name.split("."))
+    with TedReader(folder) as reader:
+        rows = reader.read(key, 0, reader.manifest.steps)
+    rows[index] = value
+    (folder / f"{name.replace('.', '/')}.memmap").write_bytes(rows.tobytes())
+
+
 def test_json_lists_every_bad_step_and_episode(shell: Any, tmp_path: Path) -> None:
     write_walks(tmp_path / "walks", [(10, "terminated")] * 2000)
-    with TedReader(tmp_path / "walks") as reader:
-        rewards = reader.read(("next", "reward"), 0, reader.manifest.steps)
     bad = np.arange(0, 20_000, 3)
-    rewards[bad] = np.nan
-    (tmp_path / "walks/next/reward.memmap").write_bytes(rewards.tobytes())
+    put(tmp_path / "walks", "next.reward", bad, np.nan)
     done = shell(f"rbtool check {tmp_path}/walks --json")
     (found,) = [one for one in json.loads(done.stdout)["findings"] if one["rule"] == "TED007"]
     assert found["steps"] == [[step, step + 1] for step in bad.tolist()]
     assert found["episodes"] == sorted(set((bad // 10).tolist()))
-    result = rbtool.check(tmp_path / "walks")
-    (finding,) = [one for one in result.findings if one.rule == "TED007"]
-    assert finding.steps == tuple((step, step + 1) for step in bad.tolist())
-    assert finding.episodes == found["episodes"]
 
 
 @pytest.fixture
 def walks(tmp_path: Path) -> Path:
     """A dataset with an error in one episode, and a warning."""
     write_walks(tmp_path / "walks", [(10, "terminated")] * 3)
-    with TedReader(tmp_path / "walks") as reader:
-        rewards = reader.read(("next", "reward"), 0, reader.manifest.steps)
-        actions = reader.read(("action",), 0, reader.manifest.steps)
-    rewards[12], actions[:, 1] = np.nan, 3
-    (tmp_path / "walks/next/reward.memmap").write_bytes(rewards.tobytes())
-    (tmp_path / "walks/action.memmap").write_bytes(actions.tobytes())
+    put(tmp_path / "walks", "next.reward", 12, np.nan)
+    put(tmp_path / "walks", "action", (slice(None), 1), 3)
     return tmp_path / "walks"
 
 
-def test_findings_are_written_for_machines(shell: Any, walks: Path) -> None:
+def test_findings_have_the_same_rules_in_every_form(shell: Any, walks: Path) -> None:
     found = json.loads(shell(f"rbtool check {walks} --json").stdout)["findings"]
     rules = [one["rule"] for one in found]
     assert {"TED007", "TED009"} <= set(rules)
@@ -112,7 +109,7 @@ def test_findings_are_written_for_machines(shell: Any, walks: Path) -> None:
 
 
 @pytest.mark.parametrize(("option", "failures"), [("", {"error"}), ("--fail-on warn", {"error", "warning"})])
-def test_junit_has_a_suite_a_dataset_and_fails_as_the_exit_code_does(
+def test_junit_has_a_suite_per_dataset_and_fails_with_the_exit_code(
     shell: Any, walks: Path, option: str, failures: set[str]
 ) -> None:
     write_walks(walks.parent / "sound", [(10, "terminated")] * 3)
@@ -143,7 +140,7 @@ def _errors_of_sarif(text: str) -> list[str]:
         ("markdown", lambda text: re.findall("^not checked: .*", text, re.MULTILINE)),
     ],
 )  # fmt: skip
-def test_forms_for_machines_have_the_errors_of_datasets(
+def test_forms_for_machines_report_datasets_that_cannot_be_checked(
     shell: Any, walks: Path, names: str, form: str, read: Any
 ) -> None:
     done = shell(f"rbtool check {names.format(walks=walks)} --format {form}")
@@ -160,7 +157,7 @@ def test_two_forms_at_once_are_refused(shell: Any, walks: Path) -> None:
     )  # fmt: skip
 
 
-def test_a_schema_describes_what_is_printed(shell: Any, walks: Path) -> None:
+def test_the_schema_describes_the_document(shell: Any, walks: Path) -> None:
     schema = json.loads(shell("rbtool schema check").stdout)
     printed = json.loads(shell(f"rbtool check {walks} --json").stdout)
     assert set(schema["required"]) == set(schema["properties"]) == set(printed)
@@ -171,7 +168,7 @@ def test_a_schema_describes_what_is_printed(shell: Any, walks: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["idle start", "empty task", "short episode", "stuck joint"])
-def test_the_command_that_a_finding_proposes_mends_it(shell: Any, tmp_path: Path, name: str) -> None:
+def test_the_proposed_command_mends_the_finding(shell: Any, tmp_path: Path, name: str) -> None:
     defect = DEFECTS[name]
     made = make(replace(defect.kind, cameras=0))
     defect.change(made)
@@ -183,7 +180,7 @@ def test_the_command_that_a_finding_proposes_mends_it(shell: Any, tmp_path: Path
     assert found.rule not in {one.rule for one in rbtool.check(tmp_path / "mended").findings}
 
 
-def test_clean_lists_what_it_would_do_and_then_does_it(shell: Any, tmp_path: Path) -> None:
+def test_clean_does_what_its_dry_run_lists(shell: Any, tmp_path: Path) -> None:
     made = make(Kind(cameras=0))
     DEFECTS["duplicate"].change(made)
     made.episodes[6].task = ""
@@ -207,7 +204,7 @@ def test_clean_lists_what_it_would_do_and_then_does_it(shell: Any, tmp_path: Pat
     assert shell(f"rbtool clean {tmp_path}/nothing {ready}").returncode == 4
 
 
-def test_a_baseline_of_several_datasets_is_compared_one_by_one(tmp_path: Path, shell: Any) -> None:
+def test_a_baseline_of_several_datasets_is_compared_by_dataset(tmp_path: Path, shell: Any) -> None:
     made = make(Kind(cameras=0))
     DEFECTS["stuck joint"].change(made)
     stuck, other = write(made, tmp_path / "stuck"), write(make(Kind(cameras=0, seed=3)), tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Completion: what can follow the words typed so far, and that bash and zsh put it on the line."""
+"""Completion: what can follow the words typed so far, also in real shells."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def follows(template, monkeypatch):
         ("rbtool stats missing --field ", set()),
     ],
 )
-def test_what_can_follow(line, found, follows):
+def test_verbs_options_and_names_are_completed(line, found, follows):
     assert set(follows(line)) == found
 
 
-def test_ids_and_names_are_those_below_the_root_on_the_line(follows, template, tmp_path):
+def test_names_are_those_below_the_root_on_the_line(follows, template, tmp_path):
     assert follows(f"rbtool inspect --root {tmp_path} mi") == []
     assert follows(f"rbtool inspect --root {template / 'home'} mi") == [STORED]
     (tmp_path / "minari/.catalogue").mkdir(parents=True)
@@ -89,7 +89,7 @@ def test_a_damaged_manifest_has_no_fields(follows, template, tmp_path):
         assert follows(f"rbtool stats {tmp_path / 'odd'} --field ") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "found"),
     [
         ("rbtool inspect minari:c", "cartpole/scripted-v0"),  # bash replaces what follows the colon
@@ -108,7 +108,7 @@ def test_names_with_characters_of_the_shell_are_escaped_for_bash(follows, templa
     assert follows("rbtool inspect m", "bash", BREAKS) == ["minari:cartpole/scripted-v0", r"my\ \$data"]
 
 
-def test_little_is_loaded_and_nothing_is_asked_of_the_network(template, tmp_path):
+def test_completion_imports_little_and_opens_no_socket(template, tmp_path):
     code = "import sys; from rbtool.cli.start import main; main(); print(*sys.modules)"
     asked = {"_RBTOOL_COMPLETE": "zsh", "RBTOOL_HOME": str(template / "home"), "_RBTOOL_LINE": "rbtool stats "}
     done = subprocess.run(
@@ -118,9 +118,6 @@ def test_little_is_loaded_and_nothing_is_asked_of_the_network(template, tmp_path
     assert STORED in found
     slow = {"torch", "tensordict", "numpy", "h5py", "pydantic", "rich", "socket", "httpx", "rbtool.cli.app"}
     assert not slow & set(loaded.split())
-
-
-# In a real shell -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +185,7 @@ def _echoed(command: list[str], typed: str, folder: Path, environment: dict[str,
     return shown
 
 
-def test_completion_is_installed_once_and_keeps_what_was_there(tmp_path):
+def test_completion_is_installed_once_and_keeps_the_file(tmp_path):
     home, environment = tmp_path, os.environ | {"HOME": str(tmp_path)}
     (home / "files").mkdir()
     (home / "files/bashrc").write_text("PS1='ready> '\n# no line end")

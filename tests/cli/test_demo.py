@@ -1,4 +1,4 @@
-"""`rbtool demo`: it tells every command it stands for, and those commands do the same."""
+"""`rbtool demo`: it shows the commands that it runs, and these commands do the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_demo_goes_through_every_verb_and_fits_a_screen(demo):
     assert "arning" not in demo[1].stderr.replace("0 warnings", "")
 
 
-def test_both_environments_are_taken_all_the_way(demo):
+def test_both_environments_go_through_every_step(demo):
     home = demo[0] / "rbtool-demo"
     for recording in RECORDINGS:
         places = (f"store/minari/{recording.id}", f"normalised/{recording.name}", f"loaded/{recording.name}")
@@ -49,7 +49,7 @@ def test_both_environments_are_taken_all_the_way(demo):
         assert {rbtool.inspect(path).layout for path in forms} == {"ted", "flat", "nested", "h5"}
 
 
-def test_the_episodes_are_those_of_the_environments(demo):
+def test_episodes_agree_with_their_environments(demo):
     places = [demo[0] / "rbtool-demo/store/minari" / recording.id for recording in RECORDINGS]
     cart, pendulum = (TedReader(place).episodes for place in places)
     assert len(np.unique(cart.length)) > 10
@@ -65,14 +65,13 @@ def test_a_second_run_shows_more_on_request(demo, shell):
     paths = re.findall(r"^  (?:recorded|converted|normalised|checkpoint|loaded) +(\S+)$", again.stdout, re.MULTILINE)
     assert len(paths) == 16
     assert all((folder / path).exists() for path in paths)
-    assert (
-        len(commands_shown(again.stderr)) == 2 * len(commands_shown(done.stderr)) - 1 - 3
-    )  # one export, and what is done with the first alone
+    once = len(commands_shown(done.stderr))  # one export, and three commands for the first environment alone
+    assert len(commands_shown(again.stderr)) == 2 * once - 1 - 3
     assert "$ rbtool sample rbtool-demo/normalised/pendulum -n 256 --seed 0\n" in again.stderr
     assert "256 steps of rbtool-demo/normalised/pendulum" in again.stderr
 
 
-def test_the_commands_to_go_on_with_work(demo, shell):
+def test_the_proposed_next_commands_work(demo, shell):
     folder, done = demo
     for command in done.stdout.partition("next\n")[2].splitlines():
         assert shell(command, folder).returncode == 0, command
@@ -102,7 +101,7 @@ def test_the_commands_shown_do_what_the_demo_did(demo, shell, tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_a_training_script_that_was_edited(script, code, said, demo, shell, tmp_path):
+def test_an_edited_training_script_is_run(script, code, said, demo, shell, tmp_path):
     shutil.copytree(demo[0] / "rbtool-demo", tmp_path / "rbtool-demo")
     (tmp_path / "rbtool-demo/train.py").write_text(script)
     recorded = {path: path.stat().st_mtime_ns for path in (tmp_path / "rbtool-demo/minari").rglob("*")}

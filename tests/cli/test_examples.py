@@ -19,8 +19,6 @@ import rbtool
 import rbtool.cli
 from rbtool.cli.help import Example
 
-# Every example of every help page does what it says.
-
 MODULES = [importlib.import_module(f"rbtool.cli.{module.name}") for module in pkgutil.iter_modules(rbtool.cli.__path__)]
 TABLES = {
     f"{module.__name__}.{name}": table
@@ -31,7 +29,7 @@ TABLES = {
 EXAMPLES = [example for table in TABLES.values() for example in table]
 
 
-def test_the_tables_are_found():
+def test_examples_are_found_in_the_modules():
     assert len(TABLES) >= 11
     assert all(isinstance(example, Example) for example in EXAMPLES)
 
@@ -39,20 +37,18 @@ def test_the_tables_are_found():
 @pytest.fixture
 def uploads(tmp_path, template, request):
     """The variables of a hub that may be written to, and has the dataset that examples download and stream."""
-    files = (path for path in (template / "cartpole").rglob("*") if path.is_file())
+    place = template / "cartpole"
+    files = {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
     with UploadHub(tmp_path / "hub") as server:
         if "upload " not in request.node.name:
             server.create("me/cartpole")
-            server.push(
-                "me/cartpole", {str(file.relative_to(template / "cartpole")): file.read_bytes() for file in files}
-            )
+            server.push("me/cartpole", files)
         yield {"HF_ENDPOINT": server.url, "HF_TOKEN": WRITER}
 
 
-# Each of these starts and times several libraries, which takes longer than a hundred other examples.
-SLOW = {one.command for one in EXAMPLES if one.command.startswith("rbtool bench") and "--folder" not in one.command}
-
-
+COMMANDS = [one.command for one in EXAMPLES if "demo" not in one.command]
+# These start and time several libraries, which takes longer than a hundred other examples.
+SLOW = {command for command in COMMANDS if command.startswith("rbtool bench") and "--folder" not in command}
 # These write nothing, and need no copy of the template.
 READING = re.compile(
     r"rbtool (check|env|inspect|list|plot|sample|schema|stats)\b((?! -o | --write|>|&|hf:|download).)*"
@@ -60,14 +56,9 @@ READING = re.compile(
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(one.command, marks=[pytest.mark.slow] if one.command in SLOW else [])
-        for one in EXAMPLES
-        if "demo" not in one.command
-    ],
+    "command", [pytest.param(one, marks=[pytest.mark.slow] if one in SLOW else []) for one in COMMANDS]
 )
-def test_an_example_runs(command, template, shell, request):
+def test_an_example_of_a_help_page_runs(command, template, shell, request):
     folder = template if READING.fullmatch(command) else request.getfixturevalue("folder")
     places = request.getfixturevalue("uploads") if "hf://" in command else {}
     done = shell(f"{_room(command)}{command}", folder, PYTHONPATH=str(folder), **places)

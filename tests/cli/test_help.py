@@ -1,9 +1,8 @@
-"""What `--help` says, habits of other tools, and options as people type them."""
+"""`--help`, habits of other tools, and options of tables."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from typing import Any
@@ -15,8 +14,6 @@ from cases import each
 import rbtool
 from rbtool.cli.help import _with_map_spread
 from rbtool.cli.words import SECTIONS, in_order
-
-# What `--help` says, how it ends, and what is not loaded for it.
 
 VERBS = [
     "list", "download", "convert", "record", "preprocess", "clean", "merge", "split", "mix", "inspect", "stats", "plot",
@@ -49,7 +46,7 @@ print(json.dumps(shown))
 
 @pytest.fixture(scope="module")
 def pages(variables):
-    """The text of every page, shown by a process that loads nothing slow."""
+    """The text of every page, from a process that must not import slow modules."""
     code = SHOWN.format(pages=PAGES, slow=SLOW_TO_LOAD)
     done = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,7 +83,7 @@ def test_every_verb_has_the_same_common_options(pages):
             assert option in common, page
 
 
-def test_verbs_that_write_can_be_tried_and_forced_and_those_that_remove_need_a_yes(pages):
+def test_verbs_that_write_have_force_and_those_that_remove_have_yes(pages):
     writing = [
         "convert", "download", "preprocess", "clean", "merge", "mix", "split", "checkpoint save", "checkpoint load",
     ]  # fmt: skip
@@ -95,14 +92,14 @@ def test_verbs_that_write_can_be_tried_and_forced_and_those_that_remove_need_a_y
     assert [page for page in removing if "--dry-run" not in pages[page] or "--yes" not in pages[page]] == []
 
 
-def test_the_version_and_the_exit_codes_are_told(shell, pages):
+def test_the_version_and_the_exit_codes_are_shown(shell, pages):
     assert shell("rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
     assert shell("python -m rbtool --version").stdout == f"rbtool {rbtool.__version__}\n"
     codes = pages[""].partition("Exit codes:\n")[2].partition("\n\n")[0]
     assert [line.split()[0] for line in codes.splitlines()] == ["0", "1", "2", "3", "4", "5", "6", "129", "130", "143"]
 
 
-# Habits of other tools: `help VERB`, options before the verb, short names of verbs, `--color`, `--offline`.
+# Habits of other tools.
 
 ESCAPE = "\x1b"
 WORDS = {"cache", "checkpoint"}
@@ -111,56 +108,31 @@ WORDS = {"cache", "checkpoint"}
 @each(
     ("typed", "parsed"),
     [
-        ("", ""),
-        ("inspect x --json", "inspect x --json"),
-        ("--json inspect x", "inspect --json x"),
-        ("-q --log-file f --root=d cache ls", "cache ls -q --log-file f --root=d"),
-        ("--color always cache --help", "cache --color always --help"),
-        ("--json", "--json"),
-        ("--bogus inspect", "--bogus inspect"),
-        ("help", "--help"),
-        ("-v help inspect", "inspect --help"),
-        ("help cache rm", "cache rm --help"),
-        ("help show", "inspect --help"),
-        ("help rm", "cache rm --help"),
-        ("ls", "list"),
-        ("--json show help", "inspect --json help"),
-        ("rm x --yes", "cache rm x --yes"),
-        ("-V", "-V"),
-        ("list remote minari door", "list --remote minari door"),
-        ("ls --refresh remote minari", "list --refresh --remote minari"),
-        ("list remote", "list --remote"),
-        ("list door remote", "list door remote"),
+        ("", ""), ("inspect x --json", "inspect x --json"), ("--json inspect x", "inspect --json x"),
+        ("-q --log-file f --root=d cache ls", "cache ls -q --log-file f --root=d"), ("--json", "--json"),
+        ("--color always cache --help", "cache --color always --help"), ("--bogus inspect", "--bogus inspect"),
+        ("help", "--help"), ("-v help inspect", "inspect --help"), ("help cache rm", "cache rm --help"),
+        ("help show", "inspect --help"), ("help rm", "cache rm --help"), ("ls", "list"), ("-V", "-V"),
+        ("--json show help", "inspect --json help"), ("rm x --yes", "cache rm x --yes"),
+        ("list remote minari door", "list --remote minari door"), ("list remote", "list --remote"),
+        ("ls --refresh remote minari", "list --refresh --remote minari"), ("list door remote", "list door remote"),
         ("check remote", "check remote"),
     ],
-)
-def test_words_are_put_in_the_order_of_the_parser(typed, parsed):
+)  # fmt: skip
+def test_words_are_reordered_for_the_parser(typed, parsed):
     assert in_order(typed.split(), WORDS) == parsed.split()
 
 
-@pytest.mark.parametrize(("short", "verb"), [("-V", "--version"), ("help cache rm", "cache rm --help")])
+@each(("short", "verb"), [("-V", "--version"), ("help cache rm", "cache rm --help")])
 def test_a_short_form_does_what_the_verb_does(short, verb, shell):
     done, other = shell(f"rbtool {short}"), shell(f"rbtool {verb}")
     assert (done.returncode, done.stdout) == (0, other.stdout)
 
 
-@pytest.mark.parametrize("line", ["--json show cartpole", "--json inspect cartpole", "show --json cartpole"])
-def test_options_of_every_verb_may_stand_before_it(line, shell):
-    assert json.loads(shell(f"rbtool {line}").stdout) == json.loads(shell("rbtool inspect cartpole --json").stdout)
-
-
-def test_unknown_verbs_and_colours_are_refused(shell):
-    done = shell("rbtool help inspct")
-    assert (done.returncode, done.stderr.splitlines()[0]) == (
-        2, "error: no such command 'inspct'. Did you mean 'inspect'?",
-    )  # fmt: skip
-    done = shell("rbtool list --color sometimes")
-    assert done.returncode == 2
-    assert "'sometimes' is not one of auto, always, never" in done.stderr
-    done = shell("rbtool download minari nobody/there-v0 --offline")
-    assert done.returncode == 5
-    assert "RBTOOL_OFFLINE=1 forbids" in done.stderr
-    assert "--offline" in done.stderr
+def test_common_options_may_precede_the_verb(shell):
+    expected = json.loads(shell("rbtool inspect cartpole --json").stdout)
+    for line in ("--json show cartpole", "--json inspect cartpole", "show --json cartpole"):
+        assert json.loads(shell(f"rbtool {line}").stdout) == expected
 
 
 @each(
@@ -171,11 +143,11 @@ def test_unknown_verbs_and_colours_are_refused(shell):
         ("--color never", {"FORCE_COLOR": "1"}, False), ("--color always --no-color", {}, False),
     ],
 )  # fmt: skip
-def test_colour_is_chosen(option, forcing, coloured, shell):
+def test_options_force_and_forbid_colours(option, forcing, coloured, shell):
     assert (ESCAPE in shell(f"rbtool inspect cartpole {option}", **forcing).stdout) is coloured
 
 
-def test_without_progress_the_result_is_the_same_and_no_count_is_written(folder, shell):
+def test_no_progress_writes_no_counts(folder, shell):
     done = shell("rbtool convert minari/tuple/trunc-v0 quiet-progress --no-progress", folder)
     assert (done.returncode, done.stdout) == (0, "quiet-progress\n")
     assert " done (" not in done.stderr
@@ -183,7 +155,7 @@ def test_without_progress_the_result_is_the_same_and_no_count_is_written(folder,
     assert "step" in done.stderr
 
 
-# The options of tables, as people type them.
+# The options of tables.
 
 ROWS = "obs_0,obs_1,act,r,terminals,timeouts\n0,1,2,3,0,0\n1,2,3,4,0,1\n5,6,7,8,0,0\n6,7,8,9,1,0\n"
 
@@ -193,16 +165,13 @@ ROWS = "obs_0,obs_1,act,r,terminals,timeouts\n0,1,2,3,0,0\n1,2,3,4,0,1\n5,6,7,8,
     [
         ("a b --map x=1 y=2 z=3 --ends q", "a b --map x=1 --map y=2 --map z=3 --ends q"),
         ("a b --map x=1 --map y=2 z=3", "a b --map x=1 --map y=2 --map z=3"),
-        ("--map x=1 y=2 a b", "--map x=1 --map y=2 a b"),
-        ("--map x=1 a=b/c.csv", "--map x=1 --map a=b/c.csv"),
-        ("--map map.toml a b", "--map map.toml a b"),
-        ("--map map.toml y=2", "--map map.toml y=2"),
-        ("a b=c --ends x=1 y=2", "a b=c --ends x=1 y=2"),
-        ("--map x=1 -- y=2", "--map x=1 -- y=2"),
+        ("--map x=1 y=2 a b", "--map x=1 --map y=2 a b"), ("--map x=1 a=b/c.csv", "--map x=1 --map a=b/c.csv"),
+        ("--map map.toml a b", "--map map.toml a b"), ("--map map.toml y=2", "--map map.toml y=2"),
+        ("a b=c --ends x=1 y=2", "a b=c --ends x=1 y=2"), ("--map x=1 -- y=2", "--map x=1 -- y=2"),
         ("a --map", "a --map"),
     ],
-)
-def test_pairs_after_map(words: str, pairs: str) -> None:
+)  # fmt: skip
+def test_pairs_after_map_are_maps(words: str, pairs: str) -> None:
     assert _with_map_spread(words.split()) == pairs.split()
 
 
@@ -210,15 +179,14 @@ def test_a_table_is_converted_with_one_map(shell: Any, tmp_path: Any) -> None:
     table, dest = tmp_path / "steps.csv", tmp_path / "made"
     table.write_text(ROWS)
     line = "--from table --map observation=obs_0,obs_1 action=act reward=r --ends terminals,timeouts -q"
-    made = shell(f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} {line}")
+    made = shell(f"rbtool convert {table} {dest} {line}")
     assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
 
 
 def test_a_table_of_objects_is_converted_with_trust(shell: Any, tmp_path: Any) -> None:
     table, dest = tmp_path / "steps.npz", tmp_path / "made"
     np.savez(table, obs=np.array([1, 2, 3], object), act=np.arange(3.0))
-    line = f"rbtool convert {shlex.quote(str(table))} {shlex.quote(str(dest))} --from table --ends - -q"
-    line += " --map observation=obs action=act"
+    line = f"rbtool convert {table} {dest} --from table --ends - -q --map observation=obs action=act"
     refused = shell(line)
     assert (refused.returncode, dest.exists()) == (2, False)
     assert "column 'obs' is a pickle of Python objects" in refused.stderr
@@ -227,7 +195,7 @@ def test_a_table_of_objects_is_converted_with_trust(shell: Any, tmp_path: Any) -
     assert (made.returncode, made.stdout, made.stderr) == (0, f"{dest}\n", "")
 
 
-def test_an_option_that_a_format_does_not_have_has_its_name_with_dashes(shell: Any, tmp_path: Any) -> None:
+def test_an_option_that_a_format_lacks_is_named_with_dashes(shell: Any, tmp_path: Any) -> None:
     for option, value in (("--trust-pickle", ""), ("--filter-key", "train"), ("--episode-key", "e")):
         answer = shell(f"rbtool inspect ./minari/pendulum/random-v0 {option} {value}")
         assert answer.returncode == 2

@@ -7,8 +7,10 @@ import json
 import shutil
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
+from cases import each
 from rich.progress import Task, TaskID
 
 import rbtool
@@ -34,7 +36,7 @@ def crowd(tmp_path_factory):
     "line",
     ["rbtool list -q | head -1", "rbtool list | head -c 10", "rbtool list --json | true", "rbtool list -v | head -1"],
 )
-def test_a_reader_may_go_away(line, crowd, shell, real):
+def test_a_reader_of_a_large_output_may_go_away(line, crowd, shell, real):
     done = shell(line, RBTOOL_HOME=str(crowd), **real)
     assert done.returncode == 0, done.stderr
     assert "rror" not in done.stderr
@@ -57,7 +59,7 @@ def test_a_pipe_that_closes_is_no_failure(line, folder, shell, real):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "code"),
     [
         ("list >&-", 0),
@@ -73,7 +75,7 @@ def test_streams_may_be_closed(line, code, shell, real):
     assert "rror" not in done.stderr
 
 
-def test_no_word_gets_into_the_data_when_streams_are_closed(folder, shell, real):
+def test_messages_never_get_into_data_if_streams_are_closed(folder, shell, real):
     assert shell("rbtool convert minari/tuple/trunc-v0 there >&- 2>&- <&-", folder, **real).returncode == 0
     assert rbtool.check(folder / "there").errors == 0
 
@@ -95,7 +97,7 @@ def test_an_empty_store_is_explained(place, pattern, told, shell, tmp_path):
     assert "named by their path, as in rbtool inspect" in second
 
 
-def test_differences_are_told_by_side(folder, shell):
+def test_differences_are_listed_by_side(folder, shell):
     shell("rbtool convert minari/cartpole/scripted-v0 few --episodes 0:2", folder)
     few = rbtool.inspect(folder / "few").steps
     done = shell("rbtool checkpoint verify cartpole.h5 few", folder)
@@ -105,7 +107,7 @@ def test_differences_are_told_by_side(folder, shell):
     assert "episodes_text" not in done.stdout
 
 
-def test_work_goes_on_when_nobody_listens(folder, shell):
+def test_a_conversion_goes_on_after_its_reader_has_gone(folder, shell):
     shell("rbtool convert minari/tuple/trunc-v0 there -v 2>&1 | true", folder)
     assert rbtool.inspect(folder / "there").steps == 48
 
@@ -116,12 +118,9 @@ def test_a_closed_pipe_does_not_hide_a_failed_check(folder, shell):
     assert shell("rbtool check cartpole | true", folder).returncode == 3
 
 
-def test_verbs_feed_each_other(shell):
+def test_output_of_verbs_can_be_piped(folder, shell):
     line = 'rbtool inspect "$(rbtool download minari cartpole/scripted-v0 --local -q)" --json | jq .steps'
     assert shell(line).stdout == "4864\n"
-
-
-def test_paths_go_through_xargs(folder, shell):
     line = "rbtool list -q | xargs -I{} rbtool checkpoint save {} saved.h5 --as h5 -q"
     assert shell(line, folder).stdout == "saved.h5\n"
 
@@ -142,7 +141,7 @@ def test_paths_go_through_xargs(folder, shell):
         ("rbtool checkpoint verify cartpole.h5 cartpole -q", ""),
     ],
 )
-def test_stdout_carries_the_result_alone(line, shown, folder, shell):
+def test_stdout_has_the_result_alone(line, shown, folder, shell):
     done = shell(line, folder)
     assert (done.returncode, done.stdout) == (0, shown.format(folder))
     assert ESCAPE not in done.stderr
@@ -182,23 +181,23 @@ def test_a_dry_run_writes_nothing(form, folder, shell):
     assert not (folder / "there").exists()
 
 
-def test_colours_can_be_forced_and_forbidden(shell):
-    assert ESCAPE not in shell("rbtool inspect cartpole").stdout
-    assert ESCAPE in shell("rbtool inspect cartpole", FORCE_COLOR="1").stdout
-    assert ESCAPE in shell("rbtool inspect cartpole", CLICOLOR_FORCE="1").stdout
-    assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="0").stdout
-    assert ESCAPE not in shell("rbtool inspect cartpole", FORCE_COLOR="1", NO_COLOR="1").stdout
-    assert ESCAPE not in shell("rbtool inspect cartpole --no-color", FORCE_COLOR="1").stdout
+def test_variables_force_and_forbid_colours(shell):
+    on = {"FORCE_COLOR": "1"}
+    for variables, coloured in (
+        ({}, False), (on, True), ({"CLICOLOR_FORCE": "1"}, True), ({"FORCE_COLOR": "0"}, False),
+        (on | {"NO_COLOR": "1"}, False),
+    ):  # fmt: skip
+        assert (ESCAPE in shell("rbtool inspect cartpole", **variables).stdout) is coloured, variables
 
 
-def test_where_blocks_cannot_be_written_signs_stand_for_them(shell, real):
+def test_an_ascii_stdout_gets_ascii_charts(shell, real):
     done = shell("rbtool inspect cartpole", PYTHONIOENCODING="ascii", **real)
     assert done.returncode == 0, done.stderr
     assert "|" in done.stdout
     assert done.stdout.isascii()
 
 
-def test_a_file_name_comes_out_as_the_bytes_it_is(folder, shell):
+def test_a_file_name_that_is_not_utf8_is_written_as_its_bytes(folder, shell):
     (folder / "caf\udce9").symlink_to(folder / "cartpole")  # not UTF-8
     done = shell('name=$(rbtool inspect caf* -q) && test -d "$name" && rbtool inspect caf* --json | jq .steps', folder)
     assert done.stdout == "4864\n"
@@ -214,7 +213,7 @@ STEERING = "a\x1b[31m\x9b2J\u202eb\nerror: c\x7f"
 
 
 @pytest.mark.parametrize("line", ["list", "list -q", "list --json", "cache ls", "cache ls --json", "inspect */*/a* -q"])
-def test_no_name_steers_the_terminal_or_makes_a_line(line, folder, shell):
+def test_control_characters_in_names_are_escaped(line, folder, shell):
     shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
     done = shell(f"rbtool {line}", folder)
     assert done.returncode == 0, done.stderr
@@ -223,14 +222,14 @@ def test_no_name_steers_the_terminal_or_makes_a_line(line, folder, shell):
         assert not any(part.startswith("error: c") for part in said.splitlines())
 
 
-def test_a_document_has_names_as_they_are(folder, shell):
+def test_a_document_has_names_unchanged(folder, shell):
     shutil.copytree(folder / "cartpole", folder / "home" / "minari" / STEERING)
     names = [entry["name"] for entry in json.loads(shell("rbtool list --json", folder).stdout)["datasets"]]
     assert f"minari:{STEERING}" in names
 
 
 @pytest.mark.parametrize("options", ["", "--debug", "-v", "--json"])
-def test_no_error_or_log_steers_the_terminal(options, folder, shell):
+def test_control_characters_in_errors_and_logs_are_escaped(options, folder, shell):
     done = shell(f"rbtool inspect $'./n\\x1b[31m\\u009b2J\\u202e\\x7f' {options} --log-file log", folder)
     assert done.returncode == 4
     for said in (done.stdout, done.stderr, (folder / "log").read_text()):
@@ -243,7 +242,7 @@ def test_a_note_is_one_line(capsys):
     assert capsys.readouterr().err == r"left out: a\x1b[31m\x9b2J\u202eb\nerror: c\x7f" + "\n"
 
 
-def test_a_quiet_list_warns_of_what_it_leaves_out(folder, shell):
+def test_a_quiet_list_warns_of_unreadable_datasets(folder, shell):
     manifest = folder / "home" / "minari" / "broken" / ".rbtool" / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{")
@@ -253,13 +252,13 @@ def test_a_quiet_list_warns_of_what_it_leaves_out(folder, shell):
     assert "minari:broken" in shell("rbtool list", folder).stdout
 
 
-def test_verbose_tells_more_on_stderr(shell):
+def test_verbose_adds_messages_on_stderr(shell):
     done = shell("rbtool list -q -v")
     assert "exit code 0 after" in done.stderr
     assert done.stdout == shell("rbtool list -q").stdout
 
 
-def test_text_can_be_gathered_in_memory(monkeypatch):
+def test_output_can_be_written_to_memory(monkeypatch):
     gathered = {name: io.StringIO() for name in ("stdout", "stderr")}
     for name, stream in gathered.items():
         monkeypatch.setattr(sys, name, stream)
@@ -270,35 +269,19 @@ def test_text_can_be_gathered_in_memory(monkeypatch):
     assert json.loads(gathered["stdout"].getvalue())["error"]["exit_code"] == 2
 
 
-# Progress in a log: a line at each tenth of slow work, one line of quick work.
+# Progress in a log.
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test moves."""
-
-    class Clock:
-        now = 0.0
-
-        def monotonic(self):
-            return self.now
-
-    clock = Clock()
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(output_module, "time", clock)
     return clock
 
 
-@pytest.fixture
-def lines():
-    return []
-
-
-@pytest.fixture
-def progress(lines):
-    return LineProgress(lines.append, lines.append)
-
-
-def test_slow_work_gives_a_line_every_tenth(progress, lines, clock):
+def test_slow_work_has_a_line_at_each_tenth(clock):
+    progress = LineProgress((lines := []).append, lines.append)
     progress.start("converting", 1000, "steps")
     clock.now = 5
     for _ in range(1000):
@@ -309,36 +292,34 @@ def test_slow_work_gives_a_line_every_tenth(progress, lines, clock):
     assert lines[-1] == "converting 100 % (1,000 of 1,000 steps)"
 
 
-def test_hours_that_are_left(progress, lines, clock):
-    progress.start("converting", 100_000, "steps")
-    clock.now = 3600
-    progress.advance(10_000)
-    assert lines == ["converting 10 % (10,000 of 100,000 steps, 3 steps/s, 9:00:00 left)"]
-
-
-def test_quick_work_gives_one_line(progress, lines, clock):
-    progress.start("converting", 1000, "steps")
-    for _ in range(10):
-        progress.advance(100)
-    assert lines == ["converting 100 % (1,000 of 1,000 steps)"]
-
-
-def test_tenths_that_are_jumped_over_are_left_out(progress, lines, clock):
-    progress.start("hashing", 50_000_000, "bytes")
-    clock.now = 2
-    progress.advance(20_000_000)
-    progress.advance(30_000_000)
-    assert lines == ["hashing 40 % (20.0 MB of 50.0 MB, 10.0 MB/s, 0:03 left)", "hashing 100 % (50.0 MB of 50.0 MB)"]
-
-
-def test_work_of_unknown_length_is_counted_at_its_end(progress, lines, clock):
-    progress.start("reading", None, "steps")
-    progress.advance(1234)
+@each(
+    ("stage", "advances", "expected"),
+    [
+        (("converting", 100_000, "steps"), [(3600, 10_000)],
+         ["converting 10 % (10,000 of 100,000 steps, 3 steps/s, 9:00:00 left)"]),
+        (("converting", 1000, "steps"), [(0, 100)] * 10, ["converting 100 % (1,000 of 1,000 steps)"]),
+        (("hashing", 50_000_000, "bytes"), [(2, 20_000_000), (2, 30_000_000)],
+         ["hashing 40 % (20.0 MB of 50.0 MB, 10.0 MB/s, 0:03 left)", "hashing 100 % (50.0 MB of 50.0 MB)"]),
+        (("converting", 0, "steps"), [(0, 0)], []),
+        (("looking over", None, "episodes"), [(0, 1)], ["looked over 1 episode"]),
+        (("looking over", None, "episodes"), [(0, 4)], ["looked over 4 episodes"]),
+        (("reading", None, "episodes"), [(0, 1)], ["reading done (1 episode)"]),
+        (("reading", None, "steps"), [(0, 1234)], ["reading done (1,234 steps)"]),
+    ],
+)  # fmt: skip
+def test_a_log_has_few_lines_of_a_stage(stage, advances, expected, clock):
+    lines, clock.now = [], 0
+    progress = LineProgress(lines.append, lines.append)
+    progress.start(*stage)
+    for now, amount in advances:
+        clock.now = now
+        progress.advance(amount)
     progress.done()
-    assert lines == ["reading done (1,234 steps)"]
+    assert lines == expected
 
 
-def test_each_stage_counts_anew(progress, lines, clock):
+def test_each_stage_is_counted_separately(clock):
+    progress = LineProgress((lines := []).append, lines.append)
     for label in ("one", "two"):
         progress.start(label, 2, "steps")
         progress.advance(2)
@@ -347,30 +328,6 @@ def test_each_stage_counts_anew(progress, lines, clock):
     assert lines == [
         "one 100 % (2 of 2 steps)", "one done (all well)", "two 100 % (2 of 2 steps)", "two done (all well)", "a word",
     ]  # fmt: skip
-
-
-def test_nothing_to_do_is_no_division_by_zero(progress, lines, clock):
-    progress.start("converting", 0, "steps")
-    progress.advance(0)
-    progress.done()
-    assert lines == []
-
-
-@pytest.mark.parametrize(
-    ("label", "count", "line"),
-    [
-        ("looking over", 1, "looked over 1 episode"),
-        ("looking over", 4, "looked over 4 episodes"),
-        ("reading", 1, "reading done (1 episode)"),
-    ],
-)
-def test_a_stage_without_a_total_says_what_was_done(label, count, line):
-    lines = []
-    progress = LineProgress(lines.append, lines.append)
-    progress.start(label, None, "episodes")
-    progress.advance(count)
-    progress.done()
-    assert lines == [line]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The README and the guides are true: their commands run, one after the other, and show what the pages show."""
+"""The commands of the README and the guides run one after the other and print what the pages show."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ VARIES = {
     r"[\d,]+ batches in": "BATCHES in",
     r"\b\d+ threads?": "THREADS",
 }
-"""What of the output is not the same everywhere and at any time; all else has to be as the README shows it."""
+"""The parts of the output that vary with machine and time; everything else has to be as the pages show it."""
 
 
 def shape(text: str) -> str:
-    """A text with names for what varies."""
+    """Replace the parts that vary by names."""
     for pattern, name in VARIES.items():
         text = re.sub(pattern, name, text)
     return text
@@ -54,7 +54,7 @@ def shape(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which they are followed, with the script of the guide for robots."""
+    """The folder in which the commands run, with the script of the guide for robots."""
     folder = tmp_path_factory.mktemp("readme")
     shutil.copy(ROOT / "examples/act.py", folder)
     return folder
@@ -62,13 +62,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(environment, folder):
-    """They are followed by somebody whose home is the folder."""
+    """The variables of a user whose home is the folder."""
     return environment | {"HOME": str(folder)}
 
 
 @pytest.fixture(scope="module")
 def outputs(folder, environment):
-    """What the commands print when they are typed into one shell."""
+    """What the commands print in one shell."""
     with UploadHub(folder / ".hub") as hub:
         places = f"HF_ENDPOINT={hub.url} HF_TOKEN={WRITER} "
         commands = [f"{places if 'hf://' in command else ''}{command}" for command, _ in parts()]
@@ -79,7 +79,7 @@ def outputs(folder, environment):
     return re.findall(rf"(.*?){END} (\d+)\n", done.stdout, re.DOTALL), done.stderr
 
 
-def test_the_commands_show_what_the_readme_shows_and_nothing_else(outputs, folder):
+def test_commands_print_what_the_pages_show(outputs, folder):
     found, said = outputs
     expected = [f"$ {command}\n{shape(output.replace('/home/me', str(folder)))}" for command, output in parts()]
     shown = [f"$ {command}\n{shape(out)}" for (command, _), (out, _) in zip(parts(), found, strict=True)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 
-def test_the_page_is_named_and_its_findings_are_counted(shell, folder):
+def test_the_page_is_printed_and_findings_are_counted(shell, folder):
     done = shell("rbtool report cartpole cartpole.h5 -o page.html", folder)
     assert (done.returncode, done.stdout) == (0, "page.html\n")
     assert "cartpole     4,864 steps  12 episodes  0 errors, 1 warning" in done.stderr
@@ -41,7 +41,7 @@ def test_json_counts_what_check_finds(shell, folder):
         ("cartpole -o /proc/page.html", 1, "no such file or directory"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_one_sentence(shell, folder, words, code, sentence):
+def test_impossible_reports_are_one_sentence(shell, folder, words, code, sentence):
     before = sorted(folder.rglob("*"))
     done = shell(f"rbtool report {words}", folder)
     assert (done.returncode, done.stdout) == (code, "")

@@ -25,17 +25,15 @@ from rbtool.core.verbs.options import SAMPLERS, SampleOptions
 
 from .conftest import Shell
 
-# What `rbtool sample` shows of steps, slices and speed, and what it refuses.
 
-
-def test_the_samplers_are_completed_and_listed(shell):
+def test_samplers_are_completed_and_listed_by_help(shell):
     done = shell("python -m rbtool", _RBTOOL_COMPLETE="bash", _RBTOOL_LINE="rbtool sample --sampler ")
     names = done.stdout.split()
     assert len(names) == 6
     assert " ".join(names) in re.sub(r"\s+", " ", shell("rbtool sample --help").stdout.replace(",", ""))
 
 
-def test_the_words_are_those_of_the_library():
+def test_choices_are_those_of_the_library():
     described = SampleOptions.described()
     assert [*described["sampler"].choices] == [*SAMPLERS]
     for weight, anchor in zip([*described["weight"].choices, None], described["anchor"].choices, strict=True):
@@ -43,14 +41,13 @@ def test_the_words_are_those_of_the_library():
 
 
 def test_steps_are_shown_with_their_episodes(shell):
-    lines = shell("rbtool sample ./cartpole -n 3 --sampler without-replacement --no-shuffle --seed 5").stdout.split(
-        "\n"
-    )
+    line = "rbtool sample ./cartpole -n 3 --sampler without-replacement --no-shuffle --seed 5"
+    lines = shell(line).stdout.split("\n")
     assert lines[0].endswith("3 steps of cartpole   seed 5   without-replacement")
     assert lines[1] == "drawn    episode:step 0:0 0:1 0:2"
 
 
-def test_the_number_of_steps_has_the_name_that_it_has_in_python_too(shell):
+def test_batch_size_is_another_name_of_n(shell):
     numbers = [shell(f"rbtool sample ./cartpole {option} 5 --seed 5 -q").stdout for option in ("-n", "--batch-size")]
     assert numbers[0] == numbers[1]
     assert len(numbers[0].splitlines()) == 5
@@ -73,7 +70,7 @@ def test_slices_are_shown_with_their_ends_and_padding(shell):
     assert (one["length"], one["padding"]) == (length, padding)
 
 
-def test_the_speed_is_told(shell):
+def test_time_measures_the_speed(shell):
     line = "rbtool sample ./cartpole --time --seconds 0.05 -n 32"
     lines = shell(line).stdout.split("\n")
     assert re.fullmatch(r"speed    [\d,]+ batch(es)?/s · [\d,]+ steps/s · [\d.]+ [kMG]?B/s", lines[-4]), lines[-4]
@@ -82,14 +79,14 @@ def test_the_speed_is_told(shell):
     assert 0 < timing["median_us"] <= timing["p95_us"]
 
 
-def test_quietly_it_is_the_rate_that_is_told_of_a_time(shell):
+def test_quiet_prints_the_rate_or_the_indices(shell):
     done = shell("rbtool sample ./cartpole --time --seconds 0.05 -n 32 -q")
     assert re.fullmatch(r"[1-9]\d* steps/s\n", done.stdout)
     drawn = shell("rbtool sample ./cartpole -n 3 --sampler without-replacement --no-shuffle -q --seed 5")
     assert (drawn.stdout, drawn.stderr, done.stderr) == ("0\n1\n2\n", "", "")
 
 
-def test_without_a_time_there_is_none(shell):
+def test_a_document_without_time_has_no_timing(shell):
     document = json.loads(shell("rbtool sample ./cartpole -n 2 --json --seed 1").stdout)
     assert (document["timing"], document["slices"], document["sampler"]) == (None, [], "random")
     assert (document["options"], len(document["indices"])) == ({}, 2)
@@ -100,19 +97,12 @@ def test_without_a_time_there_is_none(shell):
     [
         ("--sampler shuffled", "invalid value for '--sampler': 'shuffled' is not one of random, without-replacement,"),
         ("--seconds soon", "invalid value for '--seconds': 'soon' is not a number"),
-        ("--slice-len 4", "--slice-len is not an option of the sampler random"),
         ("--no-shuffle", "--no-shuffle is not an option of the sampler random"),
-        ("--sampler slice", "the sampler slice needs --slice-len or --num-slices"),
-        ("--sampler slice --slice-len 3 -n 10", "a batch is 10 steps, expected a multiple of the length of a slice, 3"),
-        ("--sampler slice --slice-len 99999", "slices are 99999 steps, expected at most"),
-        ("--sampler prioritized --priority nothing", "field 'nothing' not found"),
-        ("--sampler prioritized --priority next.done", "--priority is 'next.done', which is bool [1], expected"),
         ("--sampler prioritized --alpha -1", "--alpha is -1.0, expected a finite number from 0"),
         ("--sampler without-replacement --drop-last -n 99999", "batch_size is 99999, expected at most"),
-        ("--seconds 2", "--seconds needs --time"),
     ],
 )
-def test_what_has_no_meaning(words, sentence, shell):
+def test_impossible_options_are_refused(words, sentence, shell):
     done = shell(f"rbtool sample ./cartpole {words}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {sentence}")
@@ -155,13 +145,13 @@ def test_windows_have_masks_and_no_next_observation(shell):
         ("--frame-stack 4 --frame-key action", "field 'action' not found"),
     ],
 )
-def test_windows_and_stacks_that_cannot_be_made(shell, words, message):
+def test_impossible_windows_and_stacks_are_refused(shell, words, message):
     done = shell(f"rbtool sample ./cartpole {words}")
     assert message in re.sub(r"\s+", " ", done.stderr)
     assert done.returncode == 2
 
 
-# `--streaming` of `sample` and `inspect`: datasets on a hub, of which the shards that are needed are fetched.
+# `--streaming` of `sample` and `inspect`.
 
 EPISODES = [(6, "terminated"), (1, "truncated"), (9, "open"), (31, "both")] * 3
 STEPS = sum(length for length, _ in EPISODES)
@@ -195,12 +185,11 @@ def places(remote: Hub, tmp_path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("dataset", "options", "shards", "steps", "key"),
     [
-        (TED, "", 1, STEPS, "observation"),
-        (LEROBOT, "", 1, None, "observation.state"),
+        (TED, "", 1, STEPS, "observation"), (LEROBOT, "", 1, None, "observation.state"),
         (OPENX, TRUST, 1, None, "observation.image"),
     ],
-)
-def test_inspect_shows_how_much_there_is_and_the_fields(dataset, options, shards, steps, key, shell, places) -> None:
+)  # fmt: skip
+def test_inspect_shows_size_and_fields_of_a_stream(dataset, options, shards, steps, key, shell, places) -> None:
     done = shell(f"rbtool inspect {dataset} --streaming {options} --json", **places)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -211,7 +200,7 @@ def test_inspect_shows_how_much_there_is_and_the_fields(dataset, options, shards
 
 
 @pytest.mark.parametrize(("dataset", "options"), [(TED, ""), (LEROBOT, ""), (OPENX, TRUST)])
-def test_sample_draws_from_a_remote(dataset: str, options: str, shell: Shell, places: dict[str, str]) -> None:
+def test_sample_draws_from_a_stream(dataset: str, options: str, shell: Shell, places: dict[str, str]) -> None:
     line = f"rbtool sample {dataset} --streaming {options} -n 3 --seed 2"
     done = shell(f"{line} --json", **places)
     assert done.returncode == 0, done.stderr
@@ -222,7 +211,7 @@ def test_sample_draws_from_a_remote(dataset: str, options: str, shell: Shell, pl
 
 
 @pytest.mark.parametrize("slices", [False, True])
-def test_the_steps_are_those_of_the_first_batch_of_training(slices, repositories, shell, places, monkeypatch) -> None:
+def test_sample_of_a_stream_is_the_first_batch_of_a_buffer(slices, repositories, shell, places, monkeypatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 64 << 20)  # other tests have smaller ones
     sampler = rbtool.StreamSliceSampler(slice_len=6) if slices else None
     stored = rbtool.load_dataset(repositories / "org" / "ted", 24, streaming=True, seed=5, sampler=sampler)
@@ -266,7 +255,9 @@ def test_a_terminal_shows_a_stream(verb: str, places: dict[str, str], environmen
         (f"sample {TED} --streaming --offline", 5, "needs the network"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(line: str, code: int, said: str, shell: Shell, places: dict[str, str]) -> None:
+def test_impossible_streams_are_one_sentence(
+    line: str, code: int, said: str, shell: Shell, places: dict[str, str]
+) -> None:
     done = shell(f"rbtool {line}", **places)
     assert (done.returncode, done.stdout) == (code, ""), done.stderr
     assert said in done.stderr
@@ -274,7 +265,7 @@ def test_what_cannot_be_is_one_sentence(line: str, code: int, said: str, shell: 
     assert sum(one.startswith("error: ") for one in done.stderr.splitlines()) == 1
 
 
-def test_access_that_is_revoked_is_one_sentence_and_the_next_run_goes_on(remote, shell, places) -> None:
+def test_revoked_access_to_a_stream_does_not_spoil_the_next_run(remote, shell, places) -> None:
     remote.faults.append(Fault("GET .*memmap", "status:401", times=99))
     done = shell(f"rbtool sample {TED} --streaming --json", **places)
     assert json.loads(done.stdout)["error"]["type"] == "AuthorisationError"
@@ -282,7 +273,7 @@ def test_access_that_is_revoked_is_one_sentence_and_the_next_run_goes_on(remote,
     assert shell(f"rbtool sample {TED} --streaming -n 4 -q", **places).returncode == 0
 
 
-def test_several_streams_are_inspected_one_after_the_other(shell: Shell, places: dict[str, str]) -> None:
+def test_inspect_shows_several_streams_and_the_errors_of_others(shell: Shell, places: dict[str, str]) -> None:
     done = shell(f"rbtool inspect {TED} hf://org/missing {LEROBOT} --streaming", **places)
     assert done.returncode == 4
     assert done.stdout.count("   stream   ") == 2

@@ -1,4 +1,4 @@
-"""What only a terminal gets, seen through a real pseudo-terminal: colours, moving bars, what to type next."""
+"""What only a terminal shows, in a real pseudo-terminal: colours, moving bars, the next command."""
 
 from __future__ import annotations
 
@@ -26,10 +26,8 @@ def terminal(folder, environment):
 def test_a_bar_moves_in_a_terminal(terminal, real):
     code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there", **real)
     assert code == 0
-    assert BAR in shown
-    assert "converting" in shown
-    assert "100 %" in shown
-    assert "try: rbtool inspect there" in shown
+    for part in (BAR, "converting", "100 %", "try: rbtool inspect there"):
+        assert part in shown
 
 
 def test_the_result_in_a_pipe_stays_bare_while_the_bar_moves(terminal, folder):
@@ -48,20 +46,20 @@ def test_no_bar_goes_into_a_log(terminal, folder):
 
 
 @pytest.mark.parametrize("forbidding", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_neither_colour_nor_bar_where_it_is_forbidden(terminal, forbidding):
+def test_variables_forbid_colours_and_bars(terminal, forbidding):
     code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there; rbtool inspect there", **forbidding)
     assert code == 0
     assert ESCAPE not in shown
     assert "converting 100 %" in shown
 
 
-def test_a_byte_that_is_no_text_does_not_reach_the_terminal(terminal, folder):
+def test_bytes_that_are_not_utf8_are_escaped(terminal, folder):
     (folder / "caf\udc9b31m").symlink_to(folder / "cartpole")
     code, shown = terminal("rbtool inspect caf* -q")
     assert (code, shown) == (0, "caf\\x9b31m\r\n")
 
 
-def test_colours_and_quiet_in_a_terminal(terminal, real):
+def test_options_forbid_colours_and_messages(terminal, real):
     assert ESCAPE in terminal("rbtool inspect cartpole", **real)[1]
     assert ESCAPE not in terminal("rbtool inspect cartpole --no-color")[1]
     assert terminal("rbtool convert minari/cartpole/scripted-v0 there -q") == (0, "there\r\n")
@@ -86,12 +84,8 @@ def test_lines_fit_a_narrow_terminal(terminal):
 
 
 def test_results_fit_the_terminal_and_stay_whole_in_a_pipe(terminal, folder):
-    lines = (
-        "inspect cartpole",
-        "stats cartpole",
-        "sample cartpole --sampler slice --slice-len 32 --seed 0",
-        "check bad",
-    )
+    slices = "sample cartpole --sampler slice --slice-len 32 --seed 0"
+    lines = ("inspect cartpole", "stats cartpole", slices, "check bad")
     damage = "cp -r cartpole bad; printf x >> bad/observation.memmap; printf x >> bad/action.memmap"
     code, shown = terminal(f"{damage}; " + "; ".join(f"rbtool {line} 2> log" for line in lines), 60, NO_COLOR="1")
     assert code == 3
@@ -106,7 +100,7 @@ def test_results_fit_the_terminal_and_stay_whole_in_a_pipe(terminal, folder):
 
 
 @pytest.mark.parametrize("columns", [50, 60, 80])
-def test_a_narrow_bar_shows_how_much_in_one_line(terminal, columns):
+def test_a_narrow_bar_is_one_line(terminal, columns):
     code, shown = terminal("rbtool convert minari/cartpole/scripted-v0 there", columns)
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rpartition("\r")[2] for line in shown.split("\r\n")]
     (bar,) = [line for line in lines if "100 %" in line]
@@ -124,10 +118,9 @@ def test_a_narrow_listing_keeps_its_columns(terminal, line):
     assert narrow.split() == wide.split()
 
 
-def test_the_first_episode_there_is_is_proposed(terminal):
-    code, shown = terminal(
-        "rbtool convert minari/cartpole/scripted-v0 'a part' --episodes 3:5 -q; rbtool inspect 'a part'"
-    )
+def test_the_first_episode_of_the_dataset_is_proposed(terminal):
+    convert = "rbtool convert minari/cartpole/scripted-v0 'a part' --episodes 3:5 -q"
+    code, shown = terminal(f"{convert}; rbtool inspect 'a part'")
     assert code == 0
     assert "try: rbtool inspect 'a part' --episode 3 --head 5" in shown
 
@@ -168,12 +161,12 @@ def test_a_listing_is_a_table_with_the_names_of_its_columns(terminal, columns, t
     assert (code, joined) == (0, LISTINGS[min(columns, 80)].lstrip())
 
 
-def test_a_source_that_is_searched_in_the_store_is_offered_with_remote(terminal, tmp_path):
+def test_a_source_searched_in_the_store_is_proposed_with_remote(terminal, tmp_path):
     shown = terminal(f"rbtool list d4rl --root {tmp_path}", NO_COLOR="1")[1]
     assert shown.endswith("try: rbtool list --remote d4rl\r\n")
 
 
-def test_a_slow_server_is_announced_without_being_asked(shell, hub, tmp_path) -> None:
+def test_waiting_for_a_slow_server_is_announced(shell, hub, tmp_path) -> None:
     # The first answer never comes, and is announced, given up and asked for again.
     for quiet, seconds, announced in (("", "slow:1000", True), ("-q", "slow:1.5", False)):
         hub.faults.append(Fault("GET /api/", seconds))

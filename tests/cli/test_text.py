@@ -1,4 +1,4 @@
-"""Numbers, sizes, sparklines and columns as people read them."""
+"""Numbers, sizes, sparklines and columns as text."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
         (-math.inf, "-inf"),
     ],
 )  # fmt: skip
-def test_numbers(value, text):
+def test_numbers_have_separators_and_four_figures(value, text):
     assert number(value) == text
 
 
 @given(st.floats(-1e300, 1e300))
-def test_numbers_keep_two_figures_at_least(value):
+def test_numbers_keep_at_least_two_figures(value):
     assert math.isclose(float(number(value).replace(",", "")), value, rel_tol=0.05)
 
 
@@ -50,53 +50,50 @@ def test_numbers_keep_two_figures_at_least(value):
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (5_400_000, "5.4 MB"), (999_960, "1.0 MB"), (3.2e15, "3200 TB")],
 )
-def test_sizes(count, text):
+def test_sizes_have_decimal_units(count, text):
     assert size(count) == text
 
 
-def test_counts_and_amounts():
+def test_counts_have_separators_and_plurals():
     assert [counted(1, "step"), counted(6704, "step"), counted(0, "step")] == ["1 step", "6,704 steps", "0 steps"]
     assert [amount(6704, "steps"), amount(12_100_000, "bytes")] == ["6,704 steps", "12.1 MB"]
 
 
 @each(("histogram", "line"), [((0, 1, 7, 14), " ▁▄█"), ((0, 0), "  "), ((), ""), ((3, 3), "██"), ((1, 10**6), "▁█")])
-def test_sparklines(histogram, line):
+def test_a_sparkline_has_a_block_for_each_bin(histogram, line):
     assert sparkline(histogram) == line
 
 
 @each(
     ("value", "text"),
     [
-        ([0.25, -1.0], "[ 0.250 -1.000]"),
-        ([1, 2, 3, 4], "[1 2 3 4]"),
-        ([[1, 2], [3, 4], [5, 6]], "[1 2 3 … of 6]"),
-        ([1234.5, 0.5], "[ 1234.5  0.5]"),
-        ([True, False], "[true false]"),
-        ([], "[]"),
-        (7, "7"),
-        ("go north", "go north"),
+        ([0.25, -1.0], "[ 0.250 -1.000]"), ([1, 2, 3, 4], "[1 2 3 4]"), ([[1, 2], [3, 4], [5, 6]], "[1 2 3 … of 6]"),
+        ([1234.5, 0.5], "[ 1234.5  0.5]"), ([True, False], "[true false]"), ([], "[]"), (7, "7"), ("go", "go"),
         ({"shape": [8, 8, 3], "min": 0, "max": 255, "mean": 127.26}, "8×8×3 of 0 … 255, mean 127.3"),
     ],
-)
-def test_values_of_a_leaf(value, text):
+)  # fmt: skip
+def test_values_of_a_leaf_are_short(value, text):
     assert vector(value) == text
+
+
+def plain(line):
+    """The text of a line of cells."""
+    return "".join(cell.text if isinstance(cell, Styled) else cell for cell in line)
 
 
 @example([[" ", ""]])
 @given(st.lists(st.lists(CELLS, min_size=1, max_size=4), min_size=1, max_size=5))
-def test_columns_line_up(rows):
-    lines = Table(rows).lines()
-    for row, line in zip(rows, lines, strict=True):
-        texts = [cell.text if isinstance(cell, Styled) else cell for cell in line]
-        assert "".join(texts).split() == " ".join(map(clean, row)).split()
-        last = next((text for cell in reversed(row) if (text := clean(cell))), "")
-        assert not "".join(texts).endswith(" ") or last.endswith(" ")
+def test_a_table_keeps_all_words_and_ends_no_line_with_blanks(rows):
+    for row, line in zip(rows, Table(rows).lines(), strict=True):
+        text = plain(line)
+        assert text.split() == " ".join(map(clean, row)).split()
+        last = next((cell for cell in map(clean, reversed(row)) if cell), "")
+        assert not text.endswith(" ") or last.endswith(" ")
 
 
-def test_columns_begin_below_each_other_and_no_line_ends_with_blanks() -> None:
+def test_columns_are_aligned_by_display_width() -> None:
     lines = Table([["日本", "x"], ["ab", "y"], ["abcdef", "z"]]).lines()
-    plain = ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines]
-    assert plain == ["日本    x", "ab      y", "abcdef  z"]
+    assert [*map(plain, lines)] == ["日本    x", "ab      y", "abcdef  z"]
     lines = folded(["TED013  digests  ", "d/observation.memmap was changed"], 24, 4)
     assert "".join(cell.text for cell in lines[0] if isinstance(cell, Styled)) == "TED013  digests"
 
@@ -111,20 +108,16 @@ def test_columns_begin_below_each_other_and_no_line_ends_with_blanks() -> None:
         (12, ["next.reward", "    float64", "    8 B", "    1  …  2", "x", "    bool", "    1 B"]),
     ],
 )
-def test_columns_that_have_no_room_go_on_below(width, shown):
+def test_columns_without_room_continue_below(width, shown):
     rows = [["next.reward", "float64", "8 B", "1", "…", "2"], ["x", "bool", "1 B", "", "", ""]]
     table = Table(rows, right=frozenset({2}), glued=frozenset({4, 5}))
-    assert ["".join(map(_text, line)) for line in table.lines(width)] == shown
+    assert [*map(plain, table.lines(width))] == shown
 
 
 @given(st.lists(st.lists(CELLS, min_size=1, max_size=5), min_size=1, max_size=4), st.integers(1, 60))
-def test_a_narrow_table_leaves_nothing_out(rows, width):
-    texts = ["".join(map(_text, line)) for line in Table(rows).lines(width)]
+def test_a_narrow_table_keeps_everything(rows, width):
+    texts = [*map(plain, Table(rows).lines(width))]
     assert "".join("".join(texts).split()) == "".join("".join(clean(cell) for row in rows for cell in row).split())
-
-
-def _text(cell):
-    return cell.text if isinstance(cell, Styled) else cell
 
 
 @each(
@@ -139,14 +132,14 @@ def _text(cell):
 )
 def test_a_long_line_is_broken_between_its_parts(width, shown):
     lines = folded([Styled("ends     ", "dim"), "3 ends · 12 made · 1 cut   292 kB"], width, 9)
-    assert ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines] == shown
+    assert [*map(plain, lines)] == shown
     assert lines[0][0] == Styled("ends     ", "dim")
 
 
 @given(st.lists(CELLS, max_size=6), st.integers(1, 40), st.integers(0, 6))
-def test_a_broken_line_loses_no_word(cells, width, indent):
+def test_a_broken_line_keeps_every_word(cells, width, indent):
     lines = folded(cells, width, indent)
-    texts = ["".join(cell.text if isinstance(cell, Styled) else cell for cell in line) for line in lines]
+    texts = [*map(plain, lines)]
     assert "".join(" ".join(texts).split()) == "".join("".join(map(clean, cells)).split())
     assert all(width_of(text) <= width or " " not in text[indent:].strip() for text in texts[1:])
 
@@ -159,13 +152,13 @@ def test_a_broken_line_loses_no_word(cells, width, indent):
         ("\N{WOMAN}\u200d\N{ROCKET}", "\N{WOMAN}\u200d\N{ROCKET}"),
     ],
 )  # fmt: skip
-def test_control_characters_are_shown(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert clean(text) == shown
     assert json.loads(clean_json(json.dumps(text, ensure_ascii=False))) == text
     assert clean_json(json.dumps(text, ensure_ascii=False)).count("\\") == shown.count("\\") * (1 + ("U" in shown))
 
 
-def test_control_characters_and_bytes_are_shown():
+def test_bytes_and_line_breaks_are_escaped():
     assert clean_bytes("caf\udce9 \udc9b31m é") == r"caf\xe9 \x9b31m é"
     assert clean_lines("a\n\x1bb\n") == "a\n\\x1bb\n"
 
@@ -194,5 +187,5 @@ def _box(low, high, dtype="float64"):
          "Tuple(MultiBinary(3), Box() float64 [0, 1])"),
     ],
 )  # fmt: skip
-def test_spaces(space, text):
+def test_spaces_have_a_short_text(space, text):
     assert space_text(space) == text
