@@ -15,7 +15,6 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from rbtool.core.format.converter import Reader
 from rbtool.core.open_steps import open_steps
 
 
@@ -438,13 +437,3 @@ def write_calvin(
         (folder / language).mkdir()
         np.save(folder / language / "auto_lang_ann.npy", content, allow_pickle=True)  # type: ignore[arg-type]
     return folder
-
-
-def trusting(kind: type[Reader]) -> type[Reader]:
-    """Return the reader with the option that its format needs."""
-
-    def on_open(self: Any) -> None:
-        self.options = {**self.options, **TRUST}
-        kind.on_open(self)
-
-    return type("Trusting", (kind,), {"on_open": on_open})
