@@ -41,7 +41,7 @@ from ..transforms.video import with_frames
 from ..transforms.windows import Windows
 from .buffer import DatasetReplayBuffer
 from .mixtures import open_mixture
-from .storage import DatasetStorage, Mode
+from .storage import MASK, DatasetStorage, Mode
 
 _Arguments = ParamSpec("_Arguments")
 _Returned = TypeVar("_Returned")
@@ -304,7 +304,10 @@ def _buffer(
         return DatasetReplayBuffer(storage=storage, sampler=sampler, **arguments)
     table = reader.episodes
     found = torch.from_numpy(table.score(weights))
-    if len(storage) != len(table):
+    if getattr(storage, "split_trajs", False):  # an episode with a flag inside is several trajectories
+        ends = storage[:].get(MASK).sum(1).cumsum(0)
+        found = found[torch.from_numpy(table.index_of_step(ends.numpy() - 1))]
+    else:
         found = found.repeat_interleave(torch.from_numpy(table.length))
     sampler = PrioritizedSampler(len(found), alpha=1.0, beta=0.0) if sampler is None else sampler
     buffer = DatasetReplayBuffer(storage=storage, sampler=sampler, **arguments)

@@ -204,6 +204,23 @@ def test_steps_are_drawn_by_the_score_of_their_episode(scored: Path, walks: Path
     assert len(rbtool.sample(scored, 8, **asked).steps) == 8
 
 
+def test_trajectories_that_end_inside_an_episode_have_its_score(tmp_path: Path) -> None:
+    def cut(td: Any) -> Any:
+        td["next", "done"][2] = td["next", "truncated"][2] = True  # inside the first episode
+        return td
+
+    write_walks(tmp_path / "walks", [(5, "terminated"), (4, "truncated"), (3, "terminated")])
+    rbtool.preprocess(tmp_path / "walks", cut, tmp_path / "cut", num_workers=0, chunk_size=12)
+    rbtool.score(tmp_path / "cut", tmp_path / "scored")
+    with open_steps(tmp_path / "scored") as reader:
+        scores = reader.episodes.score("score.coverage")
+    buffer = rbtool.load_dataset(tmp_path / "scored", 40_000, weights="score.coverage", split_trajs=True, seed=0)
+    drawn = np.bincount(buffer.sample(return_info=True)[1]["index"].numpy(), minlength=4) / 40_000
+    assert np.ptp(scores) > 0.2
+    expected = scores[[0, 0, 1, 2]]
+    np.testing.assert_allclose(drawn, expected / expected.sum(), atol=0.015)
+
+
 def test_mixtures_weight_datasets_by_a_score(scored: Path, walks: Path, tmp_path: Path) -> None:
     quality = qualities(scored)
     best = f"score.quality > {sorted(quality)[5]}"
