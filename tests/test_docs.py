@@ -1,8 +1,9 @@
-"""The documentation agrees with the code: links, examples, rule ids, exit codes and generated pages."""
+"""The documentation agrees with the code, from links to generated pages, and the examples of docstrings run."""
 
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import noise_transform
 import own_operations
 import pytest
 import torch
-from source_tree import ROOT
+from source_tree import ROOT, module_name, package_files
 from tensordict import TensorDict
 
 import rbtool
@@ -157,3 +158,19 @@ def test_the_functions_of_the_page() -> None:
     assert own_operations.energy(rows)["energy"].tolist() == [[2.0]] * 4
     assert own_operations.scale_reward(rows)["next", "reward"].eq(0.5).all()
     assert len(own_operations.first_half(rows)) == 2
+
+
+MODULES = [module_name(file) for file in package_files() if ">>>" in file.read_text(encoding="utf-8")]
+
+
+def test_the_modules_are_those_of_the_installed_package() -> None:
+    assert [Path(folder) for folder in rbtool.__path__] == [ROOT]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_of_docstrings_show_what_they_do(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module(name)
+    done = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert done.failed == 0
+    assert done.attempted

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
 import rbtool
-from rbtool.core.loading.torch_dataset import shard_of_process
+from rbtool.core.loading import torch_dataset as loading
+from rbtool.core.loading.torch_dataset import KeyedOrder, Passes, Shard, shard_of_process
+from rbtool.core.samplers.uniform import seed_of
 from rbtool.core.testing.datasets import write_walks
 
 Walks = Callable[[str], Path]
@@ -540,3 +543,192 @@ def test_torchdatas_state_needs_as_many_workers(walks: Walks) -> None:
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
     with pytest.raises(RuntimeError, match="worker 0 of 2 was loaded by worker 0 of 1"):
         opened(walks("ragged")).load_state_dict(worker)
+
+
+# Several passes at a time: each has its own epoch and seed to its end --------------------------------
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "data set": lambda dataset: dataset,
+    "loader": rbtool.TorchLoader,
+    "loader with workers": lambda dataset: rbtool.TorchLoader(dataset, num_workers=2),
+    "DataLoader with workers": lambda dataset: DataLoader(dataset, batch_size=None, num_workers=2),
+}
+WITH_STATE = [name for name in MAKERS if not name.startswith("DataLoader")]
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_passes_that_take_turns_are_different_epochs(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    one, other = iter(made), iter(made)
+    found: list[list[Any]] = [[], []]
+    for pair in zip(one, other, strict=True):
+        for batches, batch in zip(found, pair, strict=True):
+            batches.append(batch)
+    if kind not in WITH_STATE:  # whose workers start first decides
+        found.sort(key=lambda batches: contents(batches) != epochs(walks("ragged"), 1)[0])
+    assert list(map(contents, found)) == epochs(walks("ragged"), 2)
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_a_state_that_is_loaded_changes_no_pass_that_has_started(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    started = iter(made)
+    first = [next(started), next(started)]
+    state = opened(walks("ragged"), seed=99).state_dict() | {"batch": 2}
+    made.load_state_dict(state)
+    assert made.state_dict() == state
+    assert contents([*first, *started]) == epochs(walks("ragged"), 1)[0]
+    made.load_state_dict(state)
+    assert contents(made) == epochs(walks("ragged"), 1, seed=99)[0][2:]
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_a_pass_that_has_ended_stays_so_and_changes_no_state(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    ended = iter(made)
+    assert contents(ended) == epochs(walks("ragged"), 1)[0]
+    started = iter(made)
+    next(started)
+    state = made.state_dict()
+    assert next(ended, None) is None
+    assert made.state_dict() == state
+
+
+@pytest.mark.parametrize("kind", WITH_STATE)
+def test_an_epoch_that_was_chosen_is_the_state(walks: Walks, kind: str) -> None:
+    made = MAKERS[kind](opened(walks("ragged")))
+    next(iter(made))
+    made.set_epoch(7)
+    state = made.state_dict()
+    assert (state["epoch"], state["batch"]) == (7, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loaders_of_one_data_set_do_not_change_each_others_pass(walks: Walks, workers: int) -> None:
+    data = opened(walks("ragged"))
+    one, other = (rbtool.TorchLoader(data, num_workers=workers) for _ in range(2))
+    started = iter(one)
+    first = [next(started)]
+    other.load_state_dict(opened(walks("ragged"), seed=99).state_dict())
+    found = contents(other)
+    first.append(next(started))
+    state = one.state_dict()
+    assert (state["seed"], state["epoch"], state["batch"]) == (3, 0, 2)
+    assert contents([*first, *started]) == epochs(walks("ragged"), 1)[0]
+    assert found == epochs(walks("ragged"), 1, seed=99)[0]
+
+
+def test_rows_written_are_found_by_passes_that_take_turns() -> None:
+    buffer = rbtool.ReplayBuffer(
+        storage=rbtool.LazyTensorStorage(20), sampler=rbtool.SamplerWithoutReplacement(), batch_size=4
+    )
+    buffer.extend(torch.arange(16))
+    data = rbtool.torch_dataset(buffer, seed=1)
+    passes = [iter(data), iter(data)]
+    for stream in passes:
+        next(stream)
+    buffer.extend(torch.arange(2))
+    for stream in passes:
+        with pytest.raises(RuntimeError, match="written to the buffer during an epoch"):
+            next(stream)
+
+
+def test_a_persistent_worker_that_starts_its_next_pass_early_does_not_join_this_one(monkeypatch) -> None:
+    shared, found = Passes(3), []
+    for worker in (0, 0, 1, 1, 0, 1):
+        info = SimpleNamespace(id=worker, num_workers=2, seed=100 + worker)
+        monkeypatch.setattr(loading, "get_worker_info", lambda info=info: info)
+        found.append((worker, shared.enter().epoch))
+    assert found == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
+
+
+@pytest.mark.parametrize("how", ["seeded", "new loaders"])
+def test_passes_with_equal_base_seeds_are_different_epochs(walks: Walks, how: str) -> None:
+    data, found = opened(walks("ragged")), []
+    loader: Any = DataLoader(data, batch_size=None, num_workers=2)
+    for _ in range(3):
+        if how == "seeded":
+            torch.manual_seed(0)
+        else:
+            loader = DataLoader(data, batch_size=None, num_workers=2, generator=torch.Generator().manual_seed(0))
+        found.append(contents(loader))
+    assert found == epochs(walks("ragged"), 3)
+
+
+# Orders of which any part is computed by itself, and the shards of ranks ------------------------------
+
+SHARDS = st.integers(1, 5).flatmap(lambda ranks: st.tuples(st.integers(ranks, 200), st.just(ranks), st.integers(1, 9)))
+
+
+@pytest.fixture(params=["list", "network"])
+def _kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "network":
+        monkeypatch.setattr(loading, "_LISTED", 0)
+
+
+@pytest.mark.usefixtures("_kind")
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 17, 100, 4095, 4096, 10_007])
+def test_an_order_has_each_number_once(size: int) -> None:
+    for key in range(5):
+        assert sorted(KeyedOrder(size, key).at(np.arange(size))) == list(range(size))
+
+
+@pytest.mark.usefixtures("_kind")
+def test_any_part_of_an_order_is_that_of_the_whole() -> None:
+    whole = KeyedOrder(1000, 3).at(np.arange(1000))
+    places = np.array([999, 0, 17, 17, 500])
+    assert KeyedOrder(1000, 3).at(places).tolist() == whole[places].tolist()
+    assert (KeyedOrder(1000, 4).at(np.arange(1000)) != whole).any()
+
+
+def test_long_orders_are_permutations_that_look_random() -> None:
+    size = (1 << 20) + 7
+    found = KeyedOrder(size, 11).at(np.arange(size))
+    assert np.array_equal(np.bincount(found), np.ones(size))
+    size = 3_000_000
+    found = KeyedOrder(size, 5).at(np.arange(300_000))
+    bins = found * 32 // size
+    assert 0.5 < deviation(bins, 32) < 1.7
+    assert 0.8 < deviation(bins[:-1] * 32 + bins[1:], 1024) < 1.2  # of neighbours
+    assert 0.5 < deviation(found % 31, 31) < 1.7
+
+
+def deviation(numbers: np.ndarray, bins: int) -> float:
+    """Chi-square of counts in bins, over its degrees of freedom: about 1 for uniform numbers."""
+    counts = np.bincount(numbers, minlength=bins)
+    expected = len(numbers) / bins
+    return float(((counts - expected) ** 2 / expected).sum() / (bins - 1))
+
+
+def test_keys_give_independent_long_orders() -> None:
+    size = 3_000_000
+    found = np.array([KeyedOrder(size, key).at(np.array([0, 1])) for key in range(3000)])
+    assert 0.4 < deviation(found[:, 0] * 32 // size, 32) < 1.8
+    assert 0.4 < deviation((found[:, 1] - found[:, 0]) % size * 32 // size, 32) < 1.8
+    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 1), ((1 << 64) - 1, 0, 0)]
+    assert len({seed_of(*key) for key in keys}) == len(keys)
+
+
+@given(SHARDS)
+@pytest.mark.slow
+def test_ranks_have_all_elements_once_and_equally_many_batches(drawn: tuple[int, int, int]) -> None:
+    size, ranks, each = drawn
+    shards = [Shard(rank, ranks) for rank in range(ranks)]
+    counts = {shard.batches(size, each, drop_last=False) for shard in shards}
+    assert len(counts) == 1
+    places = [[shard.places(size, each, n, drop_last=False) for n in range(max(counts))] for shard in shards]
+    lengths = [[len(part) for part in parts] for parts in places]
+    assert sorted(np.concatenate([part for parts in places for part in parts])) == list(range(size))
+    assert all(set(parts[:-1]) <= {each} and 1 <= parts[-1] <= each + (ranks > 1) for parts in lengths)
+    assert max(parts[-1] for parts in lengths) - min(parts[-1] for parts in lengths) <= 1
+
+
+@given(SHARDS)
+def test_without_incomplete_rounds_all_batches_are_whole(drawn: tuple[int, int, int]) -> None:
+    size, ranks, each = drawn
+    count = Shard(0, ranks).batches(size, each, drop_last=True)
+    found = [Shard(r, ranks).places(size, each, n, drop_last=True) for r in range(ranks) for n in range(count)]
+    assert all(len(part) == each for part in found)
+    assert len({place for part in found for place in part}) == count * ranks * each
+    assert size - count * ranks * each < ranks * each
+    assert max((part.max() for part in found), default=0) < size
