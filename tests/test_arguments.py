@@ -208,7 +208,9 @@ def test_classes_and_buffers_take_no_words_for_flags(make: Callable[[Any], Any],
         ),
     ],
 )
-def test_what_passes_arguments_on_names_the_nearest_one(call: Callable[..., Any], typed: str, meant: str) -> None:
+def test_functions_that_pass_arguments_on_name_the_nearest_one(
+    call: Callable[..., Any], typed: str, meant: str
+) -> None:
     with pytest.raises(TypeError, match=f"{typed}'; did you mean '{meant}'"):
         call(**{typed: 4})
 
@@ -220,6 +222,6 @@ def test_arguments_with_errors_of_their_own_name_the_nearest_one(tmp_path: Path)
         rbtool.D4RLExperienceReplay("hopper-medium-v2", 4, root=tmp_path, spilt_trajs=True)
 
 
-def test_arguments_of_others_are_passed_on() -> None:
+def test_arguments_of_registered_loaders_are_passed_on() -> None:
     rbtool.register_dataset("words", lambda name, **given: (name, given), replace=True)
     assert rbtool.load_dataset("words:a", batchsize=4) == ("a", {"batchsize": 4})  # type: ignore[call-arg]

@@ -364,7 +364,7 @@ def test_no_other_module_is_made_up(path: str) -> None:
         from rbtool.data.replay_buffers import Nothing  # noqa: F401
 
 
-def test_a_name_that_is_left_to_torchrl_says_what_to_use() -> None:
+def test_a_name_that_only_torchrl_has_gives_advice() -> None:
     for module in (rbtool, importlib.import_module("rbtool.data.replay_buffers.storages")):
         with pytest.raises(AttributeError, match="'StoreStorage': it needs a server; a LazyMemmapStorage"):
             module.StoreStorage  # noqa: B018

@@ -55,7 +55,7 @@ def test_a_traceback_ends_with_the_hint(kind: type[RbtoolError]) -> None:
 
 @pytest.mark.parametrize("hint", ["take another", "one of\n  a = 1\n\n  b = 2", ""])
 @pytest.mark.parametrize("kind", [UsageError, MissingKeyError])
-def test_what_a_worker_of_a_loader_raised_has_its_whole_hint(kind: type[RbtoolError], hint: str) -> None:
+def test_an_error_from_a_loader_worker_keeps_its_hint(kind: type[RbtoolError], hint: str) -> None:
     try:
         error = kind("no field", hint=hint)
         error.add_note("of somebody else")

@@ -22,7 +22,7 @@ def downloaded(store: Path, episodes: Any) -> Any:
 
 
 @pytest.mark.parametrize(("root", "store"), [("minari", "."), ("other", "other/.rbtool-store")])
-def test_where_it_downloads_to(tmp_path: Path, root: str, store: str) -> None:
+def test_downloads_go_to_a_hidden_store_in_folders_of_other_names(tmp_path: Path, root: str, store: str) -> None:
     place = SourceFolder.below("minari", tmp_path / root)
     assert (place.folder, place._store) == (tmp_path / root, tmp_path / store)
 
@@ -33,12 +33,12 @@ def test_a_folder_that_is_a_link_is_a_store_of_its_own(tmp_path: Path) -> None:
     assert SourceFolder.below("minari", tmp_path / "minari")._store == tmp_path / "minari" / ".rbtool-store"
 
 
-def test_without_a_root_it_is_below_the_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_below_the_storage_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RBTOOL_HOME", str(tmp_path))
     assert SourceFolder.below("minari", None).folder == tmp_path / "minari"
 
 
-def test_what_was_downloaded_is_moved_to_its_place(tmp_path: Path) -> None:
+def test_a_download_is_moved_to_its_place(tmp_path: Path) -> None:
     place = SourceFolder.below("minari", tmp_path / "other")
     result = downloaded(place._store, [(3, "open")])
     assert place._placed(result, replace=False) == tmp_path / "other" / "a" / "walk-v0"
@@ -50,7 +50,7 @@ def test_what_was_downloaded_is_moved_to_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True])
-def test_another_process_was_quicker(tmp_path: Path, moved: bool) -> None:
+def test_a_download_that_another_process_finished_first_is_used(tmp_path: Path, moved: bool) -> None:
     place = SourceFolder.below("minari", tmp_path / "other")
     there = place._placed(downloaded(place._store, [(3, "open")]), replace=False)
     late = SimpleNamespace(path=place._store / "minari" / "a" / "walk-v0", id="a/walk-v0")
@@ -61,7 +61,7 @@ def test_another_process_was_quicker(tmp_path: Path, moved: bool) -> None:
     assert not late.path.exists()
 
 
-def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_in_the_place_are_left_alone(tmp_path: Path) -> None:
     place = SourceFolder.below("minari", tmp_path / "other")
     result = downloaded(place._store, [(3, "open")])
     (place.folder / "a" / "walk-v0").mkdir(parents=True)

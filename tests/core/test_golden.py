@@ -27,7 +27,7 @@ def test_no_byte_on_disk_has_changed(tmp_path: Path) -> None:
     assert [name for name in expected if found[name] != expected[name]] == []
 
 
-def test_what_earlier_versions_wrote_gives_the_same_rows(tmp_path: Path) -> None:
+def test_files_of_earlier_versions_give_the_same_rows(tmp_path: Path) -> None:
     assert golden.kept_rows(golden.KEPT) == json.loads(golden.KEPT_ROWS.read_text())
 
 

@@ -52,7 +52,7 @@ def test_secrets_are_known_by_their_form(text: str, redacted: str) -> None:
         "the bearer of news",
     ],
 )
-def test_the_rest_is_left_alone(text: str) -> None:
+def test_texts_without_secrets_are_not_changed(text: str) -> None:
     assert redact(text) == text
 
 
@@ -92,7 +92,7 @@ def test_a_proxy_is_not_shown_in_any_form(name: str, shown: str, monkeypatch: py
     assert redacted.endswith(" after")
 
 
-def test_what_a_client_sends_to_the_proxy_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_sent_to_a_proxy_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", PROXY)
     sent = base64.b64encode(b"alice:s3cr3t!x").decode()
     assert sent not in redact(f"headers=[(b'Proxy-Authorization', b'Basic {sent}')]")

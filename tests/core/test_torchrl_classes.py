@@ -126,7 +126,9 @@ def pretended(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("first", ["rbtool", "torchrl"])
-def test_ours_count_as_torchrls_and_inherit_nothing(first: str, pretended: Path, interpreter: Interpreter) -> None:
+def test_our_classes_count_as_those_of_torchrl_and_inherit_nothing(
+    first: str, pretended: Path, interpreter: Interpreter
+) -> None:
     done = interpreter.run(IDENTITY, pretended, first)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "'ListStorage' object has no attribute 'inherited'\n"
@@ -213,6 +215,6 @@ assert issubclass(rbtool.ListStorage, Storage)
 
 
 @pytest.mark.parametrize("kind", ["other", "alone"])
-def test_finders_of_others_are_no_obstacle(kind: str, pretended: Path, interpreter: Interpreter) -> None:
+def test_finders_of_other_libraries_do_not_interfere(kind: str, pretended: Path, interpreter: Interpreter) -> None:
     done = interpreter.run(FINDERS, pretended, kind)
     assert (done.returncode, done.stderr) == (0, "")

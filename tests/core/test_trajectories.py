@@ -121,7 +121,7 @@ def test_other_done_keys_and_no_steps() -> None:
     assert split_trajectories(td[:0], done_key="finished").shape == (0, 0)
 
 
-def test_words_are_padded_with_words() -> None:
+def test_texts_are_padded_with_texts() -> None:
     td = steps(None, [True, False, False])
     td["text"] = NonTensorStack("a", "b", "c")
     assert split_trajectories(td)["text"].tolist() == [["a", "a"], ["b", "c"]]
@@ -135,7 +135,7 @@ def test_a_flag_of_any_agent_ends_a_trajectory() -> None:
     assert found["mask"].sum(-1).tolist() == [2, 1]
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_batches_that_cannot_be_split_are_refused() -> None:
     with pytest.raises(MissingKeyError, match=r"next\.done not found"):
         split_trajectories(TensorDict({"next": {"reward": torch.zeros(3, 1)}}, [3]))
     with pytest.raises(SchemaError, match="no batch dimension"):

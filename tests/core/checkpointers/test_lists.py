@@ -427,7 +427,7 @@ def stacked(storage: CompressedListStorage) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_torchrl_wrote_is_read_bit_for_bit(name: str) -> None:
+def test_checkpoints_of_torchrl_are_read_bit_for_bit(name: str) -> None:
     case = json.loads((CASES / name / "case.json").read_text())
     storage = CompressedListStorage(case["capacity"])
     storage.loads(CASES / name / "checkpoint" / "storage")

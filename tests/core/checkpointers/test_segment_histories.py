@@ -198,11 +198,11 @@ def run_histories(seeds: range, memory: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_what_is_loaded_is_what_was_dumped(memory: Path) -> None:
+def test_loaded_rows_are_those_of_the_last_dump(memory: Path) -> None:
     run_histories(range(80), memory)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 10_000, 1_000))
-def test_what_is_loaded_is_what_was_dumped_in_ten_thousand_histories(memory: Path, first: int) -> None:
+def test_loaded_rows_are_those_of_the_last_dump_in_ten_thousand_histories(memory: Path, first: int) -> None:
     run_histories(range(first, first + 1_000), memory)

@@ -371,7 +371,7 @@ class Doubling:
         return TensorDict({"twice": data["a"] * 2, "full": NonTensorData(self.is_full)}, [])
 
 
-def test_hooks_see_and_change_what_is_saved(tmp_path: Path) -> None:
+def test_hooks_see_and_change_the_saved_rows(tmp_path: Path) -> None:
     storage, hook = LazyTensorStorage(10), Doubling()
     storage.set(range(10), steps())
     storage.register_save_hook(hook)
@@ -435,7 +435,7 @@ def nest(case: dict[str, Any]) -> Any:
 
 @each("name", CASES)
 @each("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_what_torchrl_saved_is_loaded(name: str, kind: Any) -> None:
+def test_checkpoints_of_torchrl_are_loaded(name: str, kind: Any) -> None:
     case, expected = json.loads((DATA / name / "case.json").read_text()), np.load(DATA / name / "expected.npz")
     storage = kind(case["capacity"], ndim=case["ndim"])
     if case["kind"] == "pytree":
@@ -499,7 +499,7 @@ def test_metadata_that_make_no_sense_are_refused(theirs: Path, change: Any, mess
 
 @pytest.mark.peer
 @pytest.mark.parametrize("kind", ["tensordict", "pytree", "tensor"])
-def test_torchrl_loads_what_we_save(tmp_path: Path, kind: str) -> None:
+def test_torchrl_loads_our_checkpoints(tmp_path: Path, kind: str) -> None:
     data = pytest.importorskip("torchrl.data", reason="needs TorchRL")
     rows = {"tensordict": steps(), "pytree": {"a": torch.arange(10), "b": (torch.ones(10),)}, "tensor": torch.ones(10)}
     path = saved(tmp_path, rows[kind])

@@ -252,6 +252,6 @@ def test_fractions_and_buffers_have_torchrls_names(walks: Path) -> None:
         buffer._base_offline_fraction = 1.5
 
 
-def test_what_is_no_dataset_is_refused() -> None:
+def test_a_dataset_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="offline_dataset is a ListStorage, expected a buffer or a name"):
         OfflineToOnlineReplayBuffer(rbtool.ListStorage(3), online_capacity=3)  # type: ignore[arg-type]

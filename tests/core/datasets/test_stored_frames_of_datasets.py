@@ -86,7 +86,7 @@ STORAGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", STORAGES)
-def test_storages_of_datasets(walks: Path, name: str) -> None:
+def test_every_storage_of_a_dataset_is_stacked(walks: Path, name: str) -> None:
     layout, kind = STORAGES[name]
     with open_steps(walks / layout) as reader:
         require_walked(
@@ -94,7 +94,7 @@ def test_storages_of_datasets(walks: Path, name: str) -> None:
         )
 
 
-def test_a_recording_that_grows(walks: Path, tmp_path: Path) -> None:
+def test_a_growing_recording_is_stacked(walks: Path, tmp_path: Path) -> None:
     rows, start = load_dataset(walks / "ted")[:], 0
     buffer = TensorDictReplayBuffer(storage=PackedStorage.create(tmp_path / "new"), transform=stack(), batch_size=64)
     for count in (5, 4, 3, 2, 7, 5):  # the last episode is under way
@@ -107,7 +107,7 @@ def test_a_recording_that_grows(walks: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["ted", "packed"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_loaders(walks: Path, layout: str, workers: int) -> None:
+def test_batches_of_loaders_are_stacked(walks: Path, layout: str, workers: int) -> None:
     batches = list(TorchLoader(torch_dataset(walks / layout, 8, transform=stack(), seed=3), num_workers=workers))
     assert sorted(torch.cat([batch["index"] for batch in batches]).tolist()) == list(range(STEPS))
     for batch in batches:
@@ -124,7 +124,7 @@ def test_a_mixture_stacks_in_its_datasets(walks: Path, tmp_path: Path) -> None:
     require_walked(batch, walks / "ted")
 
 
-def test_a_dataset_and_what_is_collected_online(walks: Path) -> None:
+def test_a_dataset_and_online_steps_are_stacked_together(walks: Path) -> None:
     buffer = rbtool.OfflineToOnlineReplayBuffer(
         walks / "packed", online_capacity=30, batch_size=40, transform=Compose(stack(), lambda batch: batch), seed=0
     )

@@ -132,7 +132,7 @@ print(storage[torch.tensor([3, -4])].tolist(), "numba" in sys.modules)
 
 
 @pytest.mark.parametrize("script", [BLOCKED, SMALL])
-def test_storages_work_without_numba_and_leave_it_alone_for_a_few_rows(script: str, interpreter: Interpreter) -> None:
+def test_storages_work_without_numba_and_do_not_load_it_for_a_few_rows(script: str, interpreter: Interpreter) -> None:
     done = interpreter.run(script)
     assert done.stdout == "[3, 0] False\n", done.stderr
 
@@ -160,7 +160,7 @@ def _cold() -> Iterator[None]:
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any), st.integers(0, 2**32))
-def test_fractions_are_scaled_alike_with_and_without_numba(counts: list[int], seed: int) -> None:
+def test_fractions_are_scaled_the_same_with_and_without_numba(counts: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     stops, sizes = np.cumsum(counts), random.integers(1, 1 << 40, len(counts))
     chances = random.random(int(stops[-1]))

@@ -75,7 +75,7 @@ def test_a_rule_that_looks_ahead_only_does_not_ask_what_came_before(
 @pytest.mark.parametrize("anchor", ANCHORS)
 @pytest.mark.parametrize("by_start", [False, True])
 @given(st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any), st.integers(1, 4), st.integers(0, 2**32))
-def test_slices_are_drawn_alike_with_and_without_numba(
+def test_slices_are_the_same_with_and_without_numba(
     anchor: slices.Anchor, by_start: bool, counts: list[int], length: int, seed: int
 ) -> None:
     """Rings of 50 rows with trajectories of `length` to 9 steps, the oldest of which lost the steps before 7."""
@@ -107,7 +107,7 @@ def test_slices_are_drawn_alike_with_and_without_numba(
 
 
 @pytest.mark.parametrize("single", [False, True])
-def test_one_ring_is_drawn_from_alike_with_and_without_numba(single: bool) -> None:
+def test_slices_of_one_ring_are_the_same_with_and_without_numba(single: bool) -> None:
     table, rule = SliceTable(np.array([3, 8]), np.array([7, 4001]), 4000), SliceRule(3, 3)
     chances = np.random.default_rng(0).random(100_000, np.float32).astype(float)
     assert rows.warm()

@@ -125,13 +125,13 @@ def test_goals_under_next_need_not_be_stored() -> None:
         (GOAL, ACHIEVED, lambda data: data.set("image", data["goal"].bfloat16())),
     ],
 )
-def test_what_does_not_fit_is_left_to_others(keys: Any, achieved: Any, change: Any) -> None:
+def test_rows_that_the_compiled_reader_cannot_read_are_not_read(keys: Any, achieved: Any, change: Any) -> None:
     storage = written(LazyTensorStorage(CAPACITY), np.ones(9, bool), change or (lambda data: data))
     assert reader("future", keys, achieved).read(storage, torch.arange(9), np.zeros(4), TABLES) is None
 
 
 @pytest.mark.parametrize("index", [[0, -1], [0, 9], [9, 0], [[0, 1]]])
-def test_rows_that_are_not_there_are_left_to_others(index: Any) -> None:
+def test_missing_rows_are_not_read_by_the_compiled_reader(index: Any) -> None:
     storage = written(LazyTensorStorage(CAPACITY), np.ones(9, bool))
     assert reader().read(storage, torch.tensor(index), np.zeros(1), TABLES) is None
     assert reader().read(storage, torch.tensor([0]), np.zeros(2), TABLES) is None

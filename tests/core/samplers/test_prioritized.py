@@ -800,7 +800,7 @@ def test_both_ways_do_the_same(dtype: torch.dtype, alpha: float, within: bool) -
         assert sums[0] == sums[1]
 
 
-def test_one_call_is_enough_for_what_is_right() -> None:
+def test_valid_updates_need_one_compiled_call() -> None:
     fast, _ = pair_of(torch.float32, 0.6, within=False)
     fast.set_known(50)
     weights = torch.rand(3)

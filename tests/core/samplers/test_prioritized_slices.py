@@ -153,7 +153,7 @@ def test_a_batch_carries_its_weights() -> None:
 # State -----------------------------------------------------------------------------------------------
 
 
-def test_what_torchrl_wrote_is_read() -> None:
+def test_a_checkpoint_of_torchrl_is_read() -> None:
     case = CASES / "sampler_prioritized_slice"
     facts, expected = json.loads((case / "case.json").read_text()), np.load(case / "expected_sampler.npz")
     sampler = PrioritizedSliceSampler(16, 0.5, 0.5, slice_len=2, end_key=("next", "done"), strict_length=False)

@@ -98,7 +98,7 @@ def test_a_state_does_not_change_with_the_sampler() -> None:
     assert all(isinstance(value, torch.Tensor | float | int) for value in state.values())
 
 
-def test_elements_of_weight_zero_are_told_from_those_never_written(tmp_path: Path) -> None:
+def test_elements_of_weight_zero_differ_from_those_never_written(tmp_path: Path) -> None:
     one = PrioritizedSampler(5, 1, 1, 0)
     one.update_priority(torch.arange(4), torch.tensor([1.0, 0, 2, 0]))
     one.dumps(tmp_path)
@@ -202,7 +202,7 @@ def test_files_cut_short_or_missing_are_refused(tmp_path: Path, name: str) -> No
     refused(sampler(), tmp_path, CorruptDataError, f"{name} is missing")
 
 
-def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+def test_metadata_that_are_no_json_are_refused(tmp_path: Path) -> None:
     (folder(tmp_path) / "sampler_metadata.json").write_text("{")
     refused(sampler(), tmp_path, ValueError, "not JSON")
 

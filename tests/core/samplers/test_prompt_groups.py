@@ -174,7 +174,7 @@ def test_batches_are_right_after_any_history(actions: list[Any], storage: Any, s
             assert_drawn(buffer, model, 2, 2)
 
 
-def test_a_sampler_for_a_ring_that_is_there_knows_what_is_newest() -> None:
+def test_a_sampler_that_is_set_later_knows_the_newest_rows() -> None:
     buffer, model = ReplayBuffer(storage=LazyTensorStorage(CAPACITY)), Model()
     for start in (0, 7):
         buffer.extend(rows([1] * 7, start))

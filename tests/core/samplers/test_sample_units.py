@@ -256,7 +256,7 @@ def test_a_lane_without_an_end_has_its_last_row_as_one() -> None:
     assert found(end=torch.zeros(4, dtype=torch.bool), at_capacity=True) == [(0, 3, 4)]
 
 
-def test_flags_end_trajectories_and_the_ring_goes_on() -> None:
+def test_flags_end_trajectories_that_continue_around_the_ring() -> None:
     end = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.bool)
     assert found(end=end, at_capacity=True, cursor=2) == [(5, 1, 3), (2, 2, 1), (3, 4, 2)]
     assert found(end=end, at_capacity=False) == [(0, 1, 2), (2, 4, 3), (5, 5, 1)]

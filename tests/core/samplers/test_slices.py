@@ -354,7 +354,7 @@ def test_edge_03_12_given_signals_stay_through_writes(name: str) -> None:
     assert drawn(sampler, buffer.storage) == {(0, 1), (3, 4)}
 
 
-def test_edge_03_17_workers_that_take_turns_are_told_apart_by_their_ids() -> None:
+def test_edge_03_17_trajectories_of_workers_that_take_turns_are_separated_by_ids() -> None:
     assert drawn(SliceSampler(slice_len=2), of_ids([0, 0, 1, 1, 0, 0, 1])) == {(0, 1), (2, 3), (4, 5)}
 
 

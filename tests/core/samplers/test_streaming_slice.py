@@ -279,7 +279,7 @@ def test_the_writes_of_another_process_make_windows_here() -> None:
 # State ---------------------------------------------------------------------------------------------
 
 
-def test_the_state_has_the_windows_and_what_waits() -> None:
+def test_the_state_has_the_windows_and_the_steps_that_wait_for_one() -> None:
     buffer = streaming(capacity=7)
     buffer.extend(steps(7).set("episode", torch.full((7,), 4)))
     buffer.extend(steps(4, first=7).set("episode", torch.full((4,), 4)))

@@ -161,7 +161,7 @@ def test_incomplete_batches_are_left_out() -> None:
         stream_buffer([[4], [5]], rbtool.StreamSampler(drop_last=True), 10).sample()
 
 
-def test_a_larger_batch_than_what_is_left_starts_an_epoch() -> None:
+def test_a_batch_larger_than_the_rest_of_the_epoch_starts_another() -> None:
     storage = stream_buffer([[4], [5]], rbtool.StreamSampler(), 4).storage
     sampler = rbtool.StreamSampler(drop_last=True, seed=0)
     assert [len(sampler.sample(storage, size)[0]) for size in (4, 8, 1)] == [4, 8, 1]
@@ -236,7 +236,7 @@ def test_a_state_of_other_slices_is_refused() -> None:
         rbtool.StreamSliceSampler(slice_len=2).load_state_dict(state)
 
 
-def test_what_is_no_stream_is_refused() -> None:
+def test_a_storage_that_is_no_stream_is_refused() -> None:
     buffer = rbtool.ReplayBuffer(storage=rbtool.TensorStorage(torch.arange(3)), sampler=rbtool.StreamSampler())
     with pytest.raises(rbtool.SchemaError, match="draws from a stream, found a TensorStorage"):
         buffer.sample(2)

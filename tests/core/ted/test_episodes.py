@@ -24,7 +24,7 @@ def test_rows_are_compared_bit_by_bit(shape: tuple[int, ...], dtype: str) -> Non
         assert rows_equal(arrays[0][:0], arrays[1][:0]).tolist() == []
 
 
-def test_one_difference_is_found_wherever_it_is() -> None:
+def test_a_single_difference_is_found_in_every_row() -> None:
     one = np.full((50, 7), np.nan, np.float32)
     for row in range(50):
         other = one.copy()

@@ -25,7 +25,7 @@ def entries(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def test_it_is_a_sequence_of_the_same_entries(entries: Any) -> None:
+def test_places_are_a_sequence_of_their_entries(entries: Any) -> None:
     places = Places(np.array(entries, np.int64))
     assert (len(places), tuple(places), places) == (len(entries), entries, entries)
     assert [places[n] for n in range(-len(entries), len(entries))] == [*entries, *entries]
@@ -37,11 +37,11 @@ def test_it_is_a_sequence_of_the_same_entries(entries: Any) -> None:
 
 
 @pytest.mark.parametrize("other", [PAIRS[:2], (*PAIRS, (50, 51)), ((0, 2), (5, 6), (7, 41)), 3, None, "abc"])
-def test_it_differs_from_what_has_other_entries(other: Any) -> None:
+def test_places_differ_from_sequences_with_other_entries(other: Any) -> None:
     assert Places(np.array(PAIRS)) != other
 
 
-def test_a_long_one_is_written_as_json_in_pieces() -> None:
+def test_long_places_are_written_as_json_in_pieces() -> None:
     ranges = np.arange(100_000).reshape(-1, 2)
     pieces = list(Places(ranges).json_pieces())
     assert max(map(len, pieces)) < 1 << 19
@@ -151,5 +151,5 @@ def test_nested_spaces_are_those_of_nested_fields_and_of_next() -> None:
         ({"type": "Box", "shape": [1], "low": 0, "high": 1}, [[True]], "bool"),
     ],
 )
-def test_what_has_no_limit_to_compare_with_is_left_alone(space: Any, values: Any, dtype: str) -> None:
+def test_spaces_without_limits_give_no_findings(space: Any, values: Any, dtype: str) -> None:
     assert messages({"action": space}, values, dtype=dtype) == []

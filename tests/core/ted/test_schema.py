@@ -43,12 +43,12 @@ def test_source_fields_are_laid_out_as_ted() -> None:
 
 
 @pytest.mark.parametrize("key", [("next", "x"), ("done",), ("episode",)])
-def test_a_source_may_not_bring_what_ted_makes(key: tuple[str, ...]) -> None:
+def test_a_source_cannot_have_fields_that_ted_adds(key: tuple[str, ...]) -> None:
     with pytest.raises(SchemaError, match="which TED adds"):
         ted_fields([(Field(key, "bool", (), "info"), "step")])
 
 
-def test_only_leaves_alike_on_both_sides_are_states() -> None:
+def test_states_are_leaves_that_are_the_same_on_both_sides() -> None:
     wide = Field(("next", "other"), "float64", (2,), "info")
     narrow = Field(("other",), "float32", (2,), "info")
     flags = [Field((*side, "done"), "bool", (1,), "done") for side in ((), ("next",))]

@@ -165,7 +165,7 @@ def test_a_list_is_taken_as_well() -> None:
 
 
 @pytest.mark.parametrize("place", ["construction", "append", "insert"])
-def test_what_is_composed_already_is_flattened(place: str) -> None:
+def test_nested_compositions_are_flattened(place: str) -> None:
     inner, outer = Compose(Add(1.0), Compose(Double(2.0), abs)), Add(5.0)
     if place == "construction":
         both = Compose([outer, inner])
@@ -176,7 +176,7 @@ def test_what_is_composed_already_is_flattened(place: str) -> None:
     assert both(torch.tensor([-8.0])).tolist() == [4.0]
 
 
-def test_a_subclass_does_what_it_does() -> None:
+def test_a_subclass_of_compose_is_not_flattened() -> None:
     class Once(Compose):
         def forward(self, data: torch.Tensor) -> torch.Tensor:
             return data
@@ -277,7 +277,7 @@ def test_transforms_that_draw_get_the_generator() -> None:
     assert pickle.loads(pickle.dumps(Add(1.0))).number == 1
 
 
-def test_sharing_moves_the_state_and_refuses_what_cannot_move() -> None:
+def test_sharing_moves_the_state_and_refuses_transforms_that_count_writes() -> None:
     class Count(Transform):
         counts_writes = True
 

@@ -121,7 +121,7 @@ def batch(pixels: torch.Tensor, shape: tuple[int, ...] = (2,)) -> TensorDict:
 IMAGES = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).reshape(2, 4, 5, 3)
 
 
-def test_whole_numbers_become_fractions_with_channels_first_in_root_and_next() -> None:
+def test_integer_images_become_fractions_with_channels_first() -> None:
     found = ToTensorImage()(batch(IMAGES))
     expected = IMAGES.permute(0, 3, 1, 2) / 255
     for value in (found["pixels"], found["next", "pixels"]):
@@ -308,7 +308,7 @@ def test_explicit_names_under_next_are_renamed_once() -> None:
         (([7], ["x"]), ValueError, "the key is 7"),
     ],
 )
-def test_a_renaming_that_makes_no_sense_is_refused(arguments: Any, error: type[Exception], words: str) -> None:
+def test_renamings_without_sense_are_refused(arguments: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         RenameTransform(*arguments)
 

@@ -188,7 +188,7 @@ def buffer(n: int, gamma: float = 0.5, *, check_continuity: bool | None = None, 
 
 @settings(max_examples=60)
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 6), st.lists(st.integers(1, 8), min_size=24))
-def test_batches_give_what_all_steps_at_once_would(ends: list[bool], n: int, sizes: list[int]) -> None:
+def test_batches_give_the_same_transitions_as_all_steps_at_once(ends: list[bool], n: int, sizes: list[int]) -> None:
     td, rb, start = steps(ends), buffer(n), 0
     for size in sizes:
         if start < len(ends):
