@@ -782,7 +782,7 @@ class ReplayBuffer(Rebased):
         """Turn collated rows into a batch: apply transforms, add the info, pin."""
         transform = self._transform
         if not transform.is_empty and (self.carries_info or transform.crosses_steps):
-            rows = with_flags(rows, draw.info)
+            rows = with_flags(rows, draw.info, windows=transform.crosses_steps)
         batch = self._completed(self._transformed(rows), draw)
         return self._pinned(batch) if self._pin_memory else batch
 

@@ -375,13 +375,16 @@ class Compose(Transform):
         return Compose(*self.transforms[index]) if isinstance(index, slice) else self.transforms[index]
 
 
-def with_flags(rows: Any, info: Mapping[Any, Any]) -> Any:
+def with_flags(rows: Any, info: Mapping[Any, Any], *, windows: bool) -> Any:
     """Return rows with the flags and the mask of slices, the bool entries of the info; other data as it is.
 
     Without them, sums over steps would cross the ends of slices that follow each other in a batch, and count padding.
-    A flag in place of a stored one with as many values gets its shape.
+    A flag in place of a stored one with as many values gets its shape. With `windows`, the windows of a `Sequence` have
+    such flags as well: its info has none, because most transforms do not need them.
     """
     flags = {key: value for key, value in info.items() if getattr(value, "dtype", None) == torch.bool}
+    if windows and "sequence_id" in info and isinstance(rows, TensorDictBase):
+        flags |= _flags_of_windows(rows, info)
     if (
         not flags
         or not isinstance(rows, TensorDictBase)
@@ -396,6 +399,19 @@ def with_flags(rows: Any, info: Mapping[Any, Any]) -> Any:
         alike = isinstance(stored, torch.Tensor) and stored.numel() == value.numel()
         given.set(key, value.reshape(stored.shape) if alike else value)
     return given
+
+
+def _flags_of_windows(rows: TensorDictBase, info: Mapping[Any, Any]) -> dict[Any, torch.Tensor]:
+    """Return flags that are set at the last row of each window as well, and a mask of the rows that are no repeats."""
+    number = info["sequence_id"]
+    ends = torch.ones_like(number, dtype=torch.bool)
+    ends[:-1] = number[1:] != number[:-1]
+    flags: dict[Any, torch.Tensor] = {("collector", "mask"): info["validity_mask"]}
+    for key in (("next", "truncated"), ("next", "done")):
+        stored = rows.get(key, None) if isinstance(rows.get("next", None), TensorDictBase) else None
+        flag = ends.unsqueeze(-1) if stored is None else ends.view(-1, *[1] * (stored.dim() - 1))
+        flags[key] = flag if stored is None else stored.bool() | flag
+    return flags
 
 
 def _inward(transform: Any, data: Any) -> Any:

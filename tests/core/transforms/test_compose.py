@@ -1,3 +1,5 @@
+"""Composed, inverted and foreign transforms, and how buffers apply them on the way in and out."""
+
 from __future__ import annotations
 
 import pickle
@@ -38,12 +40,16 @@ class Double(Add):
         return data / self.number
 
 
+class Count(Transform):
+    counts_writes = True
+
+
 class Drop(Transform):
     def inv(self, data: object) -> None:
         return None
 
 
-def test_out_in_order_and_in_in_reverse() -> None:
+def test_inverses_are_applied_in_reverse_order() -> None:
     both = Compose(Add(1.0), Double(3.0))
     rows = torch.tensor([1.0, 2.0])
     assert both(rows).tolist() == [6.0, 9.0]
@@ -51,7 +57,7 @@ def test_out_in_order_and_in_in_reverse() -> None:
     assert (len(both), type(both[1]), [type(part) for part in both]) == (2, Double, [Add, Double])
 
 
-def test_kinds_of_transforms() -> None:
+def test_callables_and_inverted_transforms_are_wrapped() -> None:
     assert type(as_transform(len)) is CallableTransform
     assert type(as_transform(nn.Linear(1, 1))) is CallableTransform
     assert type(as_transform(Add(1.0), invert=True)) is InvertTransform
@@ -68,7 +74,7 @@ def test_transforms_are_put_into_evaluation_mode() -> None:
     assert not late.training
 
 
-def test_a_buffer_applies_both_ways() -> None:
+def test_a_buffer_applies_transforms_to_reads_and_inverses_to_writes() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4), transform=Compose(Add(1.0), Double(2.0)), batch_size=8)
     buffer.extend(torch.tensor([4.0, 6.0]))
     buffer.add(torch.tensor(8.0))
@@ -80,7 +86,7 @@ def test_a_buffer_applies_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("invert", "stored", "seen"), [(False, 3.0, 4.0), (True, 5.0, 4.0)])
-def test_a_transform_may_be_turned_round(invert: bool, stored: float, seen: float) -> None:
+def test_a_transform_can_be_inverted(invert: bool, stored: float, seen: float) -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(4))
     assert buffer.append_transform(Add(1.0), invert=invert) is buffer
     buffer.extend(torch.tensor([4.0]))
@@ -114,9 +120,6 @@ class Step(OfTorchRL):
 class Both(Step):
     def inv(self, data: torch.Tensor) -> torch.Tensor:
         return data * 100
-
-    def _inv_call(self, data: torch.Tensor) -> torch.Tensor:
-        return data * 3
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         return data + 20
@@ -157,7 +160,7 @@ def test_callables_are_appended_and_inserted() -> None:
         buffer.insert_transform(5, len)
 
 
-def test_a_list_is_taken_as_well() -> None:
+def test_transforms_can_be_given_as_a_list() -> None:
     assert [type(part) for part in Compose([Add(1.0), len])] == [Add, CallableTransform]
     assert (len(Compose([])), len(Compose())) == (0, 0)
     with pytest.raises(SchemaError, match="found a list"):
@@ -195,12 +198,12 @@ def test_transforms_are_inserted_as_into_a_list(index: int, order: list[int]) ->
 
 
 @pytest.mark.parametrize("index", [3, -3, 9, -9])
-def test_there_is_no_place_outside(index: int) -> None:
+def test_places_outside_of_the_composition_are_refused(index: int) -> None:
     with pytest.raises(ValueError, match=f"place is {index}, expected one of 2 transforms"):
         Compose(Add(1.0), Add(2.0)).insert(index, Add(9.0))
 
 
-def test_a_slice_is_composed_too() -> None:
+def test_a_slice_of_a_composition_is_a_composition() -> None:
     three = Compose(Add(1.0), Double(2.0), Add(3.0))
     assert type(three[0:1]) is Compose
     assert list(three[1:]) == [three[1], three[2]]
@@ -278,9 +281,6 @@ def test_transforms_that_draw_get_the_generator() -> None:
 
 
 def test_sharing_moves_the_state_and_refuses_transforms_that_count_writes() -> None:
-    class Count(Transform):
-        counts_writes = True
-
     buffer = ReplayBuffer(storage=TensorStorage(torch.ones(3)), transform=Add(1.0))
     buffer.share()
     assert buffer.transform[0].number.is_shared()
@@ -291,9 +291,6 @@ def test_sharing_moves_the_state_and_refuses_transforms_that_count_writes() -> N
 @pytest.mark.parametrize("add", ["append", "insert", "compose"])
 @pytest.mark.parametrize("invert", [False, True])
 def test_transforms_added_after_sharing_are_shared_or_refused(add: str, invert: bool) -> None:
-    class Count(Transform):
-        counts_writes = True
-
     class CountOfTorchRL(torch.nn.Module):
         requires_shared_write_state = True
 

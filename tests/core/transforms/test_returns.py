@@ -18,6 +18,7 @@ from rbtool.core.errors import MissingKeyError, SchemaError, UsageError
 from rbtool.core.format.returns import add_rewards_to_go
 from rbtool.core.preprocess.operations.program import ProgramProcessor, program_of
 from rbtool.core.preprocess.processor import Block, BlockColumn, Context, Pieces
+from rbtool.core.samplers.sample_units import Sequence
 from rbtool.core.samplers.slices import SliceSampler
 from rbtool.core.storages.lazy_tensor import LazyTensorStorage
 from rbtool.core.storages.list_storage import LazyStackStorage, ListStorage
@@ -335,3 +336,25 @@ def test_returns_of_n_step_transitions_count_every_reward_once() -> None:
     assert torch.equal(ReturnToGo()(windows)["return_to_go"], ReturnToGo()(data)["return_to_go"])
     with pytest.raises(SchemaError, match=r"next\.reward holds sums over n steps, but next\.original_reward"):
         ReturnToGo()(windows.exclude(("next", "original_reward")))
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
+@pytest.mark.parametrize("transform", [ReturnToGo(), DensifyReward(), MultiStep(1.0, 9)])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyStackStorage])
+def test_returns_end_with_each_window_of_a_sequence(kind: Any, transform: Any, storage: Any) -> None:
+    """Neighbouring windows of a batch may come from one trajectory, and steps are repeated where it ends."""
+    data = steps([1.0] * 20, (torch.arange(20) % 10 == 9).tolist(), number=torch.arange(20))
+    generator = torch.Generator().manual_seed(0)
+    buffer = kind(
+        storage=storage(20), batch_size=8, transform=transform, sample_unit=Sequence(4, burn_in=1), generator=generator
+    )
+    buffer.extend(data)
+    entry = "return_to_go" if isinstance(transform, ReturnToGo) else ("next", "reward")
+    for _ in range(10):
+        batch, info = buffer.sample(return_info=True)
+        real = info["validity_mask"].view(8, 5)
+        left = real.flip(-1).cumsum(-1).flip(-1)
+        assert torch.equal(batch[entry].view(8, 5)[real], left[real].double())
+        assert batch["next", "truncated"].view(8, 5)[:, -1].all()
+    plain = kind(storage=buffer.storage, batch_size=8, sample_unit=Sequence(4))
+    assert ("next", "truncated") not in plain.sample().keys(True)
