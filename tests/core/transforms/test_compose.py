@@ -121,6 +121,9 @@ class Both(Step):
     def inv(self, data: torch.Tensor) -> torch.Tensor:
         return data * 100
 
+    def _inv_call(self, data: torch.Tensor) -> torch.Tensor:  # beside `inv`: TorchRL calls this one
+        return data * 3
+
     def forward(self, data: torch.Tensor) -> torch.Tensor:
         return data + 20
 
