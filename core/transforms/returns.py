@@ -43,8 +43,8 @@ class ReturnToGo(Transform):
     """Adds to every step the discounted sum of the rewards from it to the end of its trajectory.
 
     Time is the last dimension of the batch. Rewards after the end of the batch are unknown, so for a slice or a
-    window that cuts a trajectory, returns reach only to its end. Use it for whole trajectories (`split_trajs=True`), or on
-    the way in (`append_transform(..., invert=True)`) when whole episodes are written. Trajectories end at any of
+    window that cuts a trajectory, returns reach only to its end. Use it for whole trajectories (`split_trajs=True`), or
+    on the way in (`append_transform(..., invert=True)`) when whole episodes are written. Trajectories end at any of
     `done_keys`, and where the next step has another id (`("collector", "traj_ids")`, "traj_ids" or "episode"). Rewards,
     even NaN and infinity, do not affect other trajectories. For n-step transitions (`steps_to_next_obs`), the rewards
     of single steps, stored as `original_reward`, are summed. Sums are computed in float64 and rounded once, as by
