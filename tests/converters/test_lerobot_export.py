@@ -36,6 +36,15 @@ def exported(source: Path, folder: Path, images: str, **options: Any) -> Path:
     return rbtool.export(made.path, folder / "exported", to="lerobot", **options).path
 
 
+def document(folder: Path, name: str = "info") -> Any:
+    return json.loads((folder / f"meta/{name}.json").read_text())
+
+
+def episodes_of(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    return rows
+
+
 @pytest.mark.parametrize("images", ["keep", "decode"])
 @pytest.mark.parametrize("name", ["v21", "v30"])
 def test_a_plain_reading_of_the_export_equals_that_of_the_source(name: str, images: str, tmp_path: Path) -> None:
@@ -71,7 +80,7 @@ def test_a_recent_set_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     assert not out.dropped_keys
     assert rows_of(out.path) == rows_of(source)
     assert len(rows_of(source)) == made.steps
-    before, after = (json.loads((folder / "meta/info.json").read_text()) for folder in (source, out.path))
+    before, after = document(source), document(out.path)
     del after["exported_by"]
     if before["codebase_version"] == "v3.0":
         assert after == before
@@ -98,9 +107,8 @@ def test_a_recent_set_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
 def test_statistics_are_those_of_all_rows_and_of_each_episode(name: str, tmp_path: Path) -> None:
     made = rbtool.convert(DATA / "recent" / name, tmp_path / "made")
     out = rbtool.export(made.path, tmp_path / "out", to="lerobot").path
-    rows, stats = rows_of(out), json.loads((out / "meta/stats.json").read_text())
-    of_episodes = pq.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    features = json.loads((out / "meta/info.json").read_text())["features"]
+    rows, stats, of_episodes = rows_of(out), document(out, "stats"), episodes_of(out)
+    features = document(out)["features"]
     described = {name for name, entry in features.items() if entry["dtype"] not in ("string", "language")}
     assert stats.keys() == described
     for name in described:
@@ -127,11 +135,11 @@ def test_statistics_of_depths_are_in_their_unit(tmp_path: Path) -> None:
     for source in (metres, millimetres):
         made = rbtool.convert(source, tmp_path / f"{source.name}-made").path
         rbtool.export(made, tmp_path / source.name, to="lerobot")
-    found = json.loads((tmp_path / "depth_image_m/meta/stats.json").read_text())["observation.images.wrist_depth"]
+    found = document(tmp_path / "depth_image_m", "stats")["observation.images.wrist_depth"]
     for one, expected in (("min", depths.min()), ("max", depths.max()), ("mean", depths.mean()), ("std", depths.std())):
         assert found[one][0][0][0] == pytest.approx(float(expected), rel=1e-6)
     assert found["q90"][0][0][0] == pytest.approx(float(np.quantile(depths, 0.9)), rel=4e-3)
-    coded = json.loads((tmp_path / "depth_video_mm/meta/stats.json").read_text())["observation.images.depth"]
+    coded = document(tmp_path / "depth_video_mm", "stats")["observation.images.depth"]
     assert (coded["min"], coded["max"]) == ([[[10.0]]], [[[10000.0]]])
 
 
@@ -140,7 +148,7 @@ def test_statistics_are_written_of_a_folder_and_of_a_dataset(name: str, tmp_path
     source = DATA / "recent" / name
     made = rbtool.convert(source, tmp_path / "made").path
     out = rbtool.export(made, tmp_path / "out", to="lerobot").path
-    expected = json.loads((out / "meta/stats.json").read_text())
+    expected = document(out, "stats")
     before = {path: path.read_bytes() for path in source.rglob("*") if path.is_file()}
     for path in (source, made):
         result = rbtool.stats(path, write_lerobot=tmp_path / f"{path.name}.json")
@@ -196,7 +204,7 @@ def test_what_merged_datasets_have_in_common_is_stated(tmp_path: Path) -> None:
     parts = [rbtool.convert(path, tmp_path / f"{path.name}-made").path for path in (first, named)]
     merged = rbtool.merge(parts, tmp_path / "merged").path
     out = rbtool.export(merged, tmp_path / "out", to="lerobot").path
-    info, before = (json.loads((path / "meta/info.json").read_text()) for path in (out, named))
+    info, before = document(out), document(named)
     assert (info["fps"], info["robot_type"]) == (15, None)
     assert info["features"]["action"]["names"] is None
     for name in ("observation.state", "observation.images.depth"):
@@ -208,16 +216,11 @@ def test_what_merged_datasets_have_in_common_is_stated(tmp_path: Path) -> None:
 
 def test_videos_of_depths_without_metadata_of_their_own_are_described(tmp_path: Path) -> None:
     made = rbtool.convert(DATA / "recent/depth_video_mm", tmp_path / "made").path
-    renamed = rbtool.preprocess(
-        made,
-        dest=tmp_path / "renamed",
-        operations={"rename": ["video.observation.image.depth=video.observation.image.far"]},
-    ).path
+    changed = {"rename": ["video.observation.image.depth=video.observation.image.far"]}
+    renamed = rbtool.preprocess(made, dest=tmp_path / "renamed", operations=changed).path
     out = rbtool.export(renamed, tmp_path / "out", to="lerobot").path
-    entries, stated = (
-        json.loads((path / "meta/info.json").read_text())["features"] for path in (out, DATA / "recent/depth_video_mm")
-    )
-    entry, expected = entries["observation.images.far"], stated["observation.images.depth"]
+    entry = document(out)["features"]["observation.images.far"]
+    expected = document(DATA / "recent/depth_video_mm")["features"]["observation.images.depth"]
     assert entry["shape"] == expected["shape"]
     assert {name: value for name, value in expected["info"].items() if name in entry["info"]} == entry["info"]
     assert entry["info"]["video.depth_max"] == 10.0
@@ -226,18 +229,15 @@ def test_videos_of_depths_without_metadata_of_their_own_are_described(tmp_path: 
 def test_names_robot_and_modality_are_stated(tmp_path: Path) -> None:
     made = own_data(tmp_path, ["push"] * 4)
     modality = tmp_path / "modality.json"
-    modality.write_text(
-        json.dumps({"state": {"arm": {"start": 0, "end": 2}}, "action": {"grip": {"start": 1, "end": 2}}})
-    )
+    parts = {"state": {"arm": {"start": 0, "end": 2}}, "action": {"grip": {"start": 1, "end": 2}}}
+    modality.write_text(json.dumps(parts))
     given: dict[str, Any] = {"to": "lerobot", "robot_type": "toy", "modality": str(modality)}
     rbtool.export(made, tmp_path / "out", names=["action=push,close", "observation.state=a,b"], **given)
-    info = json.loads((tmp_path / "out/meta/info.json").read_text())
+    info = document(tmp_path / "out")
     assert info["robot_type"] == "toy"
-    assert [info["features"][one]["names"] for one in ("action", "observation.state")] == [
-        ["push", "close"],
-        ["a", "b"],
-    ]
-    assert json.loads((tmp_path / "out/meta/modality.json").read_text())["action"]["grip"]["start"] == 1
+    names = [info["features"][one]["names"] for one in ("action", "observation.state")]
+    assert names == [["push", "close"], ["a", "b"]]
+    assert document(tmp_path / "out", "modality") == parts
     for names, message in (
         (["action=push"], "1 names for action, which has the shape"), (["move=x"], "move, which is not a feature"),
         (["action"], "expected a feature and its names"),
@@ -261,10 +261,10 @@ def test_an_export_is_converted_to_the_same_rows(images: str, tmp_path: Path) ->
 
 def test_the_metadata_are_those_of_version_3(tmp_path: Path) -> None:
     out = exported(DATA / "v21", tmp_path, "keep")
-    info = json.loads((out / "meta/info.json").read_text())
+    info = document(out)
     assert (info["codebase_version"], info["fps"], info["total_episodes"], info["total_frames"]) == ("v3.0", 10, 4, 42)
     assert info["features"]["observation.images.top"]["shape"] == [48, 48, 3]
-    episodes = pq.read_table(out / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    episodes = episodes_of(out)
     assert [one["length"] for one in episodes] == [15, 5, 7, 15]
     assert [one["dataset_from_index"] for one in episodes] == [0, 15, 20, 27]
     assert [one["videos/observation.images.top/file_index"] for one in episodes] == [0, 1, 2, 3]
@@ -273,9 +273,8 @@ def test_the_metadata_are_those_of_version_3(tmp_path: Path) -> None:
         {"task_index": 0, "task": "push the square right"}, {"task_index": 1, "task": "push the square left"},
     ]  # fmt: skip
     rows = np.array([row["action"] for row in plain_rows(DATA / "v21")], np.float64)
-    stats = json.loads((out / "meta/stats.json").read_text())["action"]
+    stats, images = (document(out, "stats")[name] for name in ("action", "observation.images.top"))
     pixels = np.stack([row["observation.images.top"] for row in plain_rows(DATA / "v21")]) / 255
-    images = json.loads((out / "meta/stats.json").read_text())["observation.images.top"]
     assert np.shape(images["mean"]) == (3, 1, 1)
     assert np.allclose(np.reshape(images["mean"], 3), pixels.mean(axis=(0, 1, 2)), atol=0.02)
     for name, expected in (("min", rows.min()), ("max", rows.max()), ("mean", rows.mean()), ("std", rows.std())):
@@ -317,7 +316,7 @@ def test_own_data_have_their_rate_and_the_names_of_their_columns(tmp_path: Path)
     result = rbtool.export(made, tmp_path / "out", to="lerobot", fps=50)
     assert not any("rate of steps" in note for note in result.notes)
     assert [one["key"] for one in result.dropped_keys] == ["timestamp"]
-    info = json.loads((tmp_path / "out/meta/info.json").read_text())
+    info = document(tmp_path / "out")
     names = {name: feature["names"] for name, feature in info["features"].items()}
     assert info["fps"] == 50
     assert names["observation.state"] == ["x", "y"]
@@ -325,7 +324,7 @@ def test_own_data_have_their_rate_and_the_names_of_their_columns(tmp_path: Path)
     assert [row["timestamp"] for row in plain_rows(tmp_path / "out")] == pytest.approx([0, 0.02] * 2)
     again = rbtool.convert(tmp_path / "out", tmp_path / "again").path
     rbtool.export(again, tmp_path / "twice", to="lerobot")
-    twice = json.loads((tmp_path / "twice/meta/info.json").read_text())
+    twice = document(tmp_path / "twice")
     assert (twice["fps"], twice["features"]["action"]["names"]) == (50, ["force", "grip"])
 
 
@@ -337,12 +336,12 @@ def test_instructions_of_own_data_are_the_tasks_of_their_rows(tasks: list[str], 
     rows = plain_rows(tmp_path / "out")
     assert [row["task"] for row in rows] == tasks
     assert "language_instruction" not in rows[0]
-    episodes = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    assert [one["tasks"] for one in episodes] == [list(dict.fromkeys(tasks[:2])), list(dict.fromkeys(tasks[2:]))]
+    tasks_of = [one["tasks"] for one in episodes_of(tmp_path / "out")]
+    assert tasks_of == [list(dict.fromkeys(tasks[:2])), list(dict.fromkeys(tasks[2:]))]
     assert rbtool.convert(tmp_path / "out", tmp_path / "again", final_step="repeat").steps == 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("to", "fps", "message"),
     [("lerobot", 0, "--fps is 0"), ("lerobot", float("nan"), "--fps is nan"), ("npz", 50, "no option --fps")],
 )
@@ -386,9 +385,8 @@ def test_rows_keep_their_tasks_where_those_before_them_are_gone(tmp_path: Path) 
     def tasks(*before: dict[str, str], **operations: Any) -> list[str]:
         path = made.path
         for place, one in enumerate([*before, operations]):
-            path = rbtool.preprocess(
-                path, None, tmp_path / f"cut{place}", operations=one, num_workers=0, force=True
-            ).path
+            dest = tmp_path / f"cut{place}"
+            path = rbtool.preprocess(path, None, dest, operations=one, num_workers=0, force=True).path
         out = rbtool.export(path, tmp_path / "out", to="lerobot", force=True).path
         return [row["task"] for row in plain_rows(out)]
 
@@ -398,11 +396,9 @@ def test_rows_keep_their_tasks_where_those_before_them_are_gone(tmp_path: Path) 
     assert tasks(rename_task="open=turn", where="frame >= 2")[:4] == ["close", "close", "turn", "wipe"]
     swapped = [{"rename_task": one} for one in ("open=x", "close=open", "x=close")]
     assert tasks(*swapped, where="frame >= 2")[:4] == ["open", "open", "close", "wipe"]
-    episodes = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    assert episodes[0]["tasks"] == ["open", "close", "wipe"]
+    assert episodes_of(tmp_path / "out")[0]["tasks"] == ["open", "close", "wipe"]
     assert tasks(where="frame == 2") == ["close", takes[1].tasks[2]]
-    [first, _] = pq.read_table(tmp_path / "out/meta/episodes/chunk-000/file-000.parquet").to_pylist()
-    assert first["tasks"] == ["close"]  # not those of rows that are gone
+    assert episodes_of(tmp_path / "out")[0]["tasks"] == ["close"]  # not those of rows that are gone
     assert tasks(task="0=tidy", where="frame >= 2") == ["tidy"] * 4 + takes[1].tasks[2:]
 
 
@@ -421,9 +417,8 @@ def test_many_episodes_are_in_several_files(tmp_path: Path, monkeypatch: pytest.
 def test_the_work_grows_with_the_number_of_episodes_and_not_with_its_square(tmp_path: Path) -> None:
     calls = []
     for count in (60, 240):
-        made = rbtool.convert(
-            write_d4rl(tmp_path / f"{count}.h5", flat(random_episodes([2] * count))), tmp_path / str(count)
-        )
+        file = write_d4rl(tmp_path / f"{count}.h5", flat(random_episodes([2] * count)))
+        made = rbtool.convert(file, tmp_path / str(count))
         with open_steps(made.path) as reader:
             sink = LerobotExporter(Chosen(reader, np.arange(len(reader.episodes.length))), "out")
             sink.check()

@@ -7,8 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import minari
 import numpy as np
 import pytest
+from cases import each
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,23 +33,29 @@ from rbtool.core.verbs.convert import convert
 from rbtool.core.verbs.export import export
 
 DATA = Path(__file__).parents[1] / "data" / "minari"
+INFOS = ["number", "at_step", "text", "constant", "dotted", "a.c", "a", "nested", "pair", "dozen"]
 ENDS = st.sampled_from([(False, True), (True, False), (True, True), (False, False)])
 
 
 def make_infos(kinds: set[str], rows: int, draw: np.random.Generator) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "number": draw.integers(1 << 40, size=rows).tolist(),
-        "at_step": draw.normal(size=(rows - 1, 3)),
-        "text": [f"é{number}" for number in draw.integers(1 << 40, size=rows)],
-        "constant": [f"all {rows}"] * rows,
+        "number": draw.integers(1 << 40, size=rows).tolist(), "at_step": draw.normal(size=(rows - 1, 3)),
+        "text": [f"é{number}" for number in draw.integers(1 << 40, size=rows)], "constant": [f"all {rows}"] * rows,
         "dotted": {"a.b": ["dot"] * rows, "a": {"b": draw.normal(size=rows)}, "a.c": np.arange(rows)},
-        "a.c": ["a name"] * rows,
-        "a": {"c": ["a group"] * rows},
+        "a.c": ["a name"] * rows, "a": {"c": ["a group"] * rows},
         "nested": {"deep": draw.normal(size=rows).tolist(), "shape": np.arange(rows)},
         "pair": (np.arange(rows) + 2, draw.normal(size=rows)),
         "dozen": tuple(np.arange(rows) + number for number in range(12)),
-    }
+    }  # fmt: skip
     return {name: made[name] for name in sorted(kinds)}
+
+
+def refused(source: Path, message: str) -> None:
+    """Export to a folder beside the source; nothing is left of it."""
+    before = sorted(source.parent.iterdir())
+    with pytest.raises(SchemaError, match=message):
+        export(source, source.parent / "out", to="minari")
+    assert sorted(source.parent.iterdir()) == before
 
 
 def columns(value: Any) -> Any:
@@ -73,15 +81,10 @@ def assert_same_episodes(one: Path, other: Path) -> None:
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
 @given(
-    observations=SPACES,
-    actions=SPACES,
-    infos=st.sets(
-        st.sampled_from(["number", "at_step", "text", "constant", "dotted", "a.c", "a", "nested", "pair", "dozen"])
-    ),
+    observations=SPACES, actions=SPACES, infos=st.sets(st.sampled_from(INFOS)),
     episodes=st.lists(st.tuples(st.integers(1, 5), ENDS, st.none() | st.integers(0, 2**63)), min_size=1, max_size=5),
-    options=st.none() | st.just({"level": 3, "a.b": 1, "a": {"b": "é", "wide": 0.5}}),
-    seed=st.integers(0, 1 << 30),
-)
+    options=st.none() | st.just({"level": 3, "a.b": 1, "a": {"b": "é", "wide": 0.5}}), seed=st.integers(0, 1 << 30),
+)  # fmt: skip
 def test_there_and_back(
     observations: Any, actions: Any, infos: set[str], episodes: Any, options: Any, seed: int
 ) -> None:
@@ -115,8 +118,6 @@ def test_real_datasets(name: str, tmp_path: Path) -> None:
     export(tmp_path / "ted", tmp_path / "cache" / name, to="minari")
     assert assert_equals_minari(tmp_path / "ted", tmp_path / "cache" / name) > 0
     with minari_cache(tmp_path / "cache"):
-        import minari
-
         assert minari.load_dataset(name).total_episodes == Manifest.load(tmp_path / "ted").episodes
 
 
@@ -133,7 +134,7 @@ def test_some_episodes_are_numbered_anew(tmp_path: Path) -> None:
             np.testing.assert_array_equal(found.observations[1:], after)
 
 
-@pytest.mark.parametrize("infos", [{}, None])
+@each("infos", [{}, None])
 def test_infos_without_any_are_empty(infos: dict[str, Any] | None, tmp_path: Path) -> None:
     box, draw = spaces.Box(0, 1, (2,)), np.random.default_rng(0)
     folder = write_minari(tmp_path, "made-v0", box, box, [make_episode(box, box, 2, draw, infos=infos)])
@@ -142,9 +143,7 @@ def test_infos_without_any_are_empty(infos: dict[str, Any] | None, tmp_path: Pat
     assert [episode.infos for episode in minari_episodes(tmp_path / "again")] == [{}]
 
 
-@pytest.mark.parametrize(
-    ("data_format", "expected"), [("hdf5", []), ("arrow", ["infos/nested"]), ("parquet", ["infos/nested"])]
-)
+@each(("data_format", "expected"), [("hdf5", []), ("arrow", ["infos/nested"]), ("parquet", ["infos/nested"])])
 def test_nested_infos_are_dicts_of_arrays(data_format: str, expected: list[str], tmp_path: Path) -> None:
     box, draw = spaces.Box(0, 1, (2,)), np.random.default_rng(0)
     infos = {"plain": [1, 2, 3], "nested": {"deep": [1.0, 2.0, 3.0]}}
@@ -185,7 +184,7 @@ def test_data_of_another_origin(tmp_path: Path) -> None:
     assert [bool(episode.truncations[-1]) for episode in episodes] == [False, True, False]
 
 
-@pytest.mark.parametrize(
+@each(
     ("leaves", "jump", "message"),
     [
         (ODD_LEAVES[:1], True, "differs from that before the next step"),
@@ -195,9 +194,7 @@ def test_data_of_another_origin(tmp_path: Path) -> None:
 )
 def test_what_minari_cannot_hold_is_refused(leaves: Any, jump: bool, message: str, tmp_path: Path) -> None:
     write_plan(DatasetPlan((4, 3), ("terminated", "open"), (jump, False), leaves), tmp_path / "odd")
-    with pytest.raises(SchemaError, match=message):
-        export(tmp_path / "odd", tmp_path / "out", to="minari")
-    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+    refused(tmp_path / "odd", message)
 
 
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:
@@ -213,7 +210,7 @@ def test_what_has_no_place_is_named(tmp_path: Path) -> None:
 LEAF, WIDER = spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,))
 
 
-@pytest.mark.parametrize(
+@each(
     "names",
     [
         {"a.b": LEAF, "a": spaces.Dict({"b": WIDER})},
@@ -232,7 +229,7 @@ def test_names_with_dots_are_not_groups(names: dict[str, spaces.Space[Any]], tmp
     assert_same_episodes(folder, tmp_path / "again")
 
 
-@pytest.mark.parametrize(
+@each(
     ("observations", "infos", "message"),
     [
         ({"x/y": LEAF}, {}, "has the part 'x/y'"),
@@ -257,12 +254,10 @@ def test_names_that_minari_would_mix_up_are_refused(
     # In HDF5 Minari itself writes a name with a slash as a group, and cannot read it
     stored = "parquet" if "x/y" in observations else "hdf5"
     convert(write_minari(tmp_path, "made-v0", space, LEAF, [made], data_format=stored), tmp_path / "ted")
-    with pytest.raises(SchemaError, match=message):
-        export(tmp_path / "ted", tmp_path / "out", to="minari")
-    assert not (tmp_path / "out").exists()
+    refused(tmp_path / "ted", message)
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "message"),
     [
         (("info", "task"), "info.task and task would both be at infos/task"),
@@ -275,6 +270,4 @@ def test_names_that_minari_would_mix_up_are_refused(
 def test_infos_with_one_place_are_refused(key: tuple[str, ...], message: str, tmp_path: Path) -> None:
     leaves = (ODD_LEAVES[0], PlannedLeaf(key, "int64", (), "after"))
     write_plan(DatasetPlan((4,), ("terminated",), (False,), leaves, text=True), tmp_path / "odd")
-    with pytest.raises(SchemaError, match=message):
-        export(tmp_path / "odd", tmp_path / "out", to="minari")
-    assert not (tmp_path / "out").exists()
+    refused(tmp_path / "odd", message)
