@@ -150,6 +150,15 @@ def test_rows_are_written_by_mask() -> None:
     assert storage[:] == ["x", "b", "y"]
 
 
+def test_later_rows_win_where_a_cursor_repeats_and_fresh_rows_come_in_any_order() -> None:
+    storage = ListStorage(10)
+    storage.set(torch.arange(25) % 10, range(25))
+    assert storage[:] == [20, 21, 22, 23, 24, 15, 16, 17, 18, 19]
+    storage = filled(*"ab")
+    storage.set([4, 0, 2, 3, 0], list("EXCDA"))
+    assert storage[:] == list("AbCDE")
+
+
 def test_the_capacity_is_a_number_of_64_bits() -> None:
     assert ListStorage().max_size == 2**63 - 1
     with pytest.raises(UsageError, match="expected a number from 1"):
