@@ -287,7 +287,7 @@ def suggests_keywords(*more: str) -> Callable[[_Function], _Function]:
 
     Python 3.13 does so by itself. `more` are names that the function accepts through `**options`; any other name is
     refused. An argument annotated as `bool`, `int`, `float`, `str` or `Sequence[str]`, or as a union of these and None,
-    must have that type, also by position: `force="no"` raises UsageError.
+    must have that type, also by position: `force="no"` raises WrongKindError.
 
     >>> @suggests_keywords()
     ... def halve(number, *, digits=2):
@@ -340,7 +340,7 @@ _EXPECTED = {
 
 
 def as_kind(name: str, value: Any, kinds: Set[str]) -> Any:
-    """Return an argument as one of these types, given by their names; UsageError if it has none of them.
+    """Return an argument as one of these types, given by their names; WrongKindError if it has none of them.
 
     Numbers of NumPy and torch become Python's, because `json` cannot write them. Text such as "no" does not pass for a
     bool, nor does a bool for a number, nor one text for several; 0 and 1 pass for a bool.
@@ -364,7 +364,7 @@ def as_kind(name: str, value: Any, kinds: Set[str]) -> Any:
     elif "bool" in kinds and isinstance(number, int) and number in (0, 1):
         return bool(number)
     expected = " or ".join(text for kind, text in _EXPECTED.items() if kind in kinds)
-    raise UsageError(f"{name} is {value!r}, expected {expected}")
+    raise WrongKindError(f"{name} is {value!r}, expected {expected}")
 
 
 def require_keywords(name: str, given: Iterable[str], known: Collection[str]) -> None:

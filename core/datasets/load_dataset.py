@@ -19,7 +19,7 @@ from ..buffers.ensemble import ReplayBufferEnsemble
 from ..buffers.processes import generator_of
 from ..declarations import ReaderOptions, declared, from_leaf
 from ..encodings.compact import BUFFER
-from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, require_flags, suggests_keywords
+from ..errors import DatasetNotFoundError, MissingKeyError, UsageError, WrongKindError, require_flags, suggests_keywords
 from ..format.contracts import StepReader
 from ..format.locate import KnownNames, find_dataset, is_hub_address, source_names, storage_root
 from ..format.mixture import is_mixture
@@ -48,10 +48,6 @@ _Returned = TypeVar("_Returned")
 _registered: dict[str, Callable[..., Any] | str] = {}
 
 
-class RegisteredTypeError(UsageError, TypeError):
-    """A prefix or a loader is of a type that cannot be registered."""
-
-
 class UnknownNameError(DatasetNotFoundError, ValueError):
     """A name is neither a path nor belongs to a source; also a ValueError, which TorchRL raises."""
 
@@ -68,7 +64,7 @@ def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace:
     compared without case and surrounding blanks. The name is registered in this process only; a source or a reader for
     the command line is registered by its package, see the guide to extensions.
 
-    RegisteredTypeError (a TypeError) for a prefix or a `dataset` of another type, UsageError (a ValueError) for a
+    WrongKindError (a TypeError) for a prefix or a `dataset` of another type, UsageError (a ValueError) for a
     prefix that is empty or has a colon, and TakenPrefixError (a KeyError) without `replace` for one that is taken, also
     by a source of rbtool.
 
@@ -77,13 +73,11 @@ def register_dataset(prefix: str, dataset: Callable[..., Any] | str, *, replace:
     >>> load_dataset("numbers:3")
     [0, 1, 2]
     """
-    if not isinstance(prefix, str):
-        raise RegisteredTypeError(f"the prefix is {prefix!r}, expected text")
     name = prefix.strip().lower()
     if not name or ":" in name:
         raise UsageError(f"the prefix is {prefix!r}, expected a name without a colon")
     if not callable(dataset) and not isinstance(dataset, str):
-        raise RegisteredTypeError(f"the dataset is {dataset!r}, expected a function or 'module:name'")
+        raise WrongKindError(f"the dataset is {dataset!r}, expected a function or 'module:name'")
     if isinstance(dataset, str) and not re.fullmatch(r"[\w.]+:[\w.]+", dataset):
         raise UsageError(f"the dataset is {dataset!r}, expected a function or 'module:name'")
     if not replace and (name in _registered or name in {one.name for one in declared()} or name == "hf"):
@@ -123,9 +117,7 @@ def _resolved(dataset: Callable[..., Any] | str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise MissingKeyError(f"the registered dataset {dataset!r} cannot be imported: {error}") from error
     if not callable(found):
-        raise RegisteredTypeError(
-            f"the registered dataset {dataset!r} is a {type(found).__name__}, expected a function"
-        )
+        raise WrongKindError(f"the registered dataset {dataset!r} is a {type(found).__name__}, expected a function")
     return cast("Callable[..., Any]", found)
 
 

@@ -518,8 +518,6 @@ def add_chat_template(
         )
     if inverse_parser is not None and not callable(inverse_parser):
         raise UsageError(f"inverse_parser is {inverse_parser!r}, expected a function from a text to a History")
-    if isinstance(model_family_keywords, str):
-        raise UsageError(f"model_family_keywords is {model_family_keywords!r}, expected a list of words")
     known = _ADDED.get(template_name) or _OWN.get(template_name) or ChatTemplate("")
     _ADDED[template_name] = replace(
         known,

@@ -313,7 +313,9 @@ class ExportOptions(WriteOptions):
         (), "Names for the components of a vector, for lerobot: action=x,y,grip.", "KEY=A,B", values=list[str]
     )
     robot_type: str | None = option(None, "The robot, for lerobot. Default: as the source states.", "NAME")
-    modality: str | None = option(None, "A modality.json for GR00T, for lerobot. Default: the source's.", "FILE")
+    modality: PathLike | None = option(
+        None, "A modality.json for GR00T, for lerobot. Default: the source's.", "FILE", values=str
+    )
     skip_bad: bool = skip_bad_option()
 
 

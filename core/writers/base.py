@@ -42,6 +42,13 @@ def rows_in(storage: Storage) -> int:
     return storage.max_size // max(1, storage.shape[1:].numel()) if len(storage) else 0
 
 
+def _following_row(storage: Storage) -> int:
+    """Return the row that a writer of a storage with rows writes next: a full ring continues where it did."""
+    rows, count = rows_in(storage), storage.shape[0]
+    log = getattr(storage, "log", None)  # a storage of TorchRL has none
+    return (log.now.next_row if log is not None and count == rows else count) % rows
+
+
 def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:
     """Return `_cursor` and `_write_count` of a state, by default 0; SchemaError if they are not counts."""
     counts = []
@@ -421,9 +428,7 @@ class Writer(ABC):
         self.check_storage(storage)
         previous = self._storage
         if self.keeps_order and self.writes and not (previous is None and (self.cursor or self.write_count)):
-            rows, count = rows_in(storage), storage.shape[0]
-            following = storage.log.now.next_row if count == rows else count  # a full ring continues where it did
-            self.cursor = following % rows if len(storage) else 0
+            self.cursor = _following_row(storage) if len(storage) else 0
         self._storage = storage
         self.on_register(storage, previous)
         self.sync_cursor()

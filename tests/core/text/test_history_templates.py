@@ -185,7 +185,7 @@ def test_wrong_templates_are_refused() -> None:
         add_chat_template("mine", PLAIN)
     with pytest.raises(UsageError, match="inverse_parser"):
         add_chat_template("mine", SAID, "parser")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="list of words"):
+    with pytest.raises(UsageError, match="model_family_keywords is 'word'"):
         add_chat_template("mine", SAID, None, "word")
     add_chat_template("mine", SAID)
     for name in ("mine", "unknown"):
