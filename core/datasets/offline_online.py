@@ -31,6 +31,7 @@ from ..errors import (
 from ..format.syncing import Durable
 from ..options import PathLike
 from ..storages.base import Storage
+from ..storages.cursors import oldest_row
 from ..storages.lazy_tensor import LazyTensorStorage
 from ..torchrl_classes import Rebased, counterpart, described
 from ..transforms.base import divided
@@ -266,8 +267,8 @@ def prefill_replay_buffer(
 ) -> ReplayBuffer:
     """Write elements of a dataset into a buffer, in chunks, and return the buffer.
 
-    Without `n_samples`, or if it is at least the number of elements, all elements are written, each once and in order,
-    those of a full ring from the oldest on; otherwise the sampler of the dataset draws that many. Entries that the
+    Without `n_samples`, or if it is at least the number of elements, all elements are written, each once and in order;
+    a full ring begins with its oldest element. Otherwise the sampler of the dataset draws that many. Entries that the
     sampler adds to batches, such as `"index"`, are not written. Of an ensemble, such as a mixture, all elements of its
     members are written, one member after the other, or elements drawn by its weights; its `schema` applies to entries
     that differ between members, and without one they are refused.
@@ -300,14 +301,14 @@ def _elements_of(buffer: ReplayBuffer) -> int:
 
 
 def _all_rows(buffer: ReplayBuffer, chunk_size: int) -> Iterator[Any]:
-    """Yield the elements of a buffer, those of a ring from the oldest on; for an ensemble, member after member."""
+    """Yield the elements of a buffer, oldest first if it is a full ring; for an ensemble, member after member."""
     if isinstance(buffer, ReplayBufferEnsemble):
         joiner = _joiner_of(buffer)
         for number in range(len(buffer)):
             yield from (joiner.join([(number, rows)]) for rows in _all_rows(buffer[number], chunk_size))
         return
     size, storage = len(buffer), buffer.storage
-    oldest = storage.log.now.next_row if size == len(storage) == storage.max_size else 0
+    oldest = oldest_row(storage) if size == len(storage) else 0
     for start in range(0, size, chunk_size):
         yield _picked(buffer, (torch.arange(start, min(start + chunk_size, size)) + oldest) % size)
 

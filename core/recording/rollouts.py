@@ -31,6 +31,7 @@ from ..ted.schema import (
     Field,
     Key,
     key_name,
+    numbers_rows,
     role_of,
     safe_part,
 )
@@ -171,7 +172,7 @@ def _rows_of(td: TensorDictBase) -> tuple[_RolloutRows, list[Field], list[Droppe
     ids = arrays.get(_TRAJECTORY)
     trajectory = np.zeros(count, np.int64) if ids is None or ids.size != count else ids.reshape(-1)
     episode = arrays.pop(EPISODE, None)
-    if episode is not None and (episode.dtype.kind not in "iu" or episode.size != count):
+    if episode is not None and not numbers_rows(episode):
         dropped.append(Dropped(key_name(EPISODE), "it is not one whole number for each step"))
         episode = None
     arrays |= missing_flags(arrays)

@@ -222,9 +222,14 @@ def newest_row(storage: Any) -> int | None:
     writer continues, which the write log has.
     """
     newest = last_row(storage.last_cursor)
-    is_full = 0 < storage.shape[0] == storage.capacity_rows
-    following: int = storage.log.now.next_row if newest is None and is_full else 0
-    return following - 1 if following else newest
+    oldest = oldest_row(storage) if newest is None else 0
+    return oldest - 1 if oldest else newest
+
+
+def oldest_row(storage: Any) -> int:
+    """Return the row of a full ring that is overwritten next; 0 for a storage that is not full."""
+    row: int = storage.log.now.next_row if 0 < storage.shape[0] == storage.capacity_rows else 0
+    return row
 
 
 # Element numbers -----------------------------------------------------------------------------------

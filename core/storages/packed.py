@@ -28,7 +28,18 @@ from ..format.packed.recording import SYNC_SECONDS, PackedRecorder
 from ..format.packed.schema import PackedField, RowCodec
 from ..kernels.rows import PlainRecords, PlainRows, RecordColumn, RecordPlaces, fastest_records, fastest_rows
 from ..options import PathLike
-from ..ted.schema import EPISODE, NEXT_DONE, NEXT_TERMINATED, NEXT_TRUNCATED, Field, Key, Numbers, key_name, role_of
+from ..ted.schema import (
+    EPISODE,
+    NEXT_DONE,
+    NEXT_TERMINATED,
+    NEXT_TRUNCATED,
+    Field,
+    Key,
+    Numbers,
+    key_name,
+    numbers_rows,
+    role_of,
+)
 from .base import IndexedStorage
 from .cursors import as_index, row_numbers, rows_of
 from .dataset import Pages, exceeds_memory, read_runs, tensordict_of, tensors_at
@@ -435,7 +446,7 @@ class PackedRecording(IndexedStorage):
         """Refuse numbers of episodes that are none, or that change where no episode ends."""
         given, done = columns[EPISODE], _ends(columns[NEXT_DONE])
         hint = 'leave out "episode": episodes are then numbered from 0'
-        if given.dtype.kind not in "iu" or given.size != len(done):
+        if not numbers_rows(given):
             found = f"{given.dtype} {list(given.shape[1:])}"
             raise SchemaError(f"{key_name(EPISODE)} is {found}, expected a whole number for each row", hint=hint)
         numbers = given.reshape(-1)

@@ -159,6 +159,11 @@ def odd_truths(array: Array) -> Array:
     return array.view(np.uint8) > 1
 
 
+def numbers_rows(values: Array) -> bool:
+    """Return whether an array has one whole number for each row."""
+    return values.dtype.kind in "iu" and values.size == len(values)
+
+
 def inexact_as_float(values: Array) -> Array:
     """Return which whole numbers are not exact in float64: bool, in the shape of `values`, int64 or uint64.
 

@@ -29,6 +29,7 @@ from ..format.syncing import replace_file
 from ..options import PathLike
 from ..state_folder import read_values, write_values
 from ..storages.base import Storage
+from ..storages.cursors import oldest_row
 from ..storages.ensemble import checked_members, chosen_members, load_members, refuse_write
 from ..storages.tensor import TensorStorage
 from ..storages.write_log import Counter, Generations
@@ -45,8 +46,9 @@ def rows_in(storage: Storage) -> int:
 def _following_row(storage: Storage) -> int:
     """Return the row that a writer of a storage with rows writes next: a full ring continues where it did."""
     rows, count = rows_in(storage), storage.shape[0]
-    log = getattr(storage, "log", None)  # a storage of TorchRL has none
-    return (log.now.next_row if log is not None and count == rows else count) % rows
+    if count < rows or not isinstance(storage, Storage):  # a storage of TorchRL has no write log
+        return count % rows
+    return oldest_row(storage)
 
 
 def counts_in(state: Mapping[str, Any]) -> tuple[int, int]:

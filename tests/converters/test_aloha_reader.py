@@ -375,7 +375,7 @@ def put(values: Any, name: str = "observations/images/top") -> Callable[[h5py.Fi
     ],
 )
 def test_one_file_that_does_not_fit_is_refused_and_may_be_left_out(change: Any, said: str, tmp_path: Path) -> None:
-    """The change is that of an open file, other rows, the size at which it is cut, or all bytes of the first file."""
+    """`change` edits an open file, or is its new content, the size at which it is cut, or bytes for the first file."""
     folder = tmp_path / "d"
     for number in range(3):
         write(folder / f"episode_{number}.hdf5", act(4, number, packed=True), sim=False)

@@ -91,7 +91,7 @@ def jpeg(pixels: Array) -> Array:
 
 
 def assert_rich(path: Path, episodes: list[Any]) -> None:
-    """All columns of `RICH` are those of the episodes, whose last step is an observation."""
+    """All columns of `RICH` equal the episodes they were made from, whose last step is only an observation."""
     columns = columns_of(path)
     kept = [one["steps"] for one in episodes]
     for before, prefix in ((True, ""), (False, "next.")):

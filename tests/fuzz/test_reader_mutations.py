@@ -234,12 +234,12 @@ def in_archive(content: bytes, chance: random.Random) -> bytes:
 
 
 def in_gzip(content: bytes, chance: random.Random) -> bytes:
-    """Change what a file is when it is unpacked; its checksum is that of the change."""
+    """Change the unpacked content of a file, and make its checksum match."""
     return gzip.compress(mutated(gzip.decompress(content), chance), 1)
 
 
 def in_record(_: bytes, chance: random.Random) -> bytes:
-    """Make a shard of one changed record; its checksum is that of the change, so that all of it is parsed."""
+    """Make a shard of one changed record with a matching checksum, so that all of it is parsed."""
     return shard_of([mutated(record(RICH, random_episode(7, RICH, seed=7), METADATA), chance)])
 
 

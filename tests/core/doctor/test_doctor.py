@@ -82,7 +82,7 @@ def _rows_of(episodes: Sequence[Sequence[Any]]) -> Iterator[Rows]:
 
 
 def _reported(blocks: Iterable[Rows], *, rate: float | None = None) -> tuple[RowRules, Report]:
-    """Show blocks of rows to the rules, and have them report; with a rate the rows are those of a robot."""
+    """Show blocks of rows to the rules, and have them report; a rate makes the rows robot data."""
     first, *more = blocks
     fields = [Field(key, str(one.dtype), one.shape[1:], key[0]) for key, one in first.columns.items()]
     rules, report = RowRules(fields, Thresholds(), rate=rate, names={}), Report(Path("set"), is_raw=False)

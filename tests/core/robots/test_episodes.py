@@ -46,7 +46,7 @@ class TestRenameTask(OperationTests):
 
 
 def preprocessed(source, name="made", *, pipeline=(), **operations):
-    """The folder `name` beside a dataset, made anew by operations, or by those of a pipeline in their order."""
+    """Preprocess a dataset into the folder `name` beside it, with options or the operations of a pipeline in order."""
     how = {"operations": operations}
     if pipeline:
         how = {"pipeline": source.with_name("pipeline.toml")}

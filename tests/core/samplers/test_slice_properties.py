@@ -311,7 +311,7 @@ def test_slices_are_legal(again: bool, examples: int) -> None:
 
 @lengths
 def test_starts_have_the_weight_of_their_priority(examples: int) -> None:
-    """The weights that starts are drawn by equal those of the model: the test draws nothing by chance."""
+    """Starts are drawn with exactly the weights of the model: they are compared, and nothing is drawn at random."""
 
     @many(examples)
     @given(histories(), rules, st.integers(0, 2), signals, seeds)

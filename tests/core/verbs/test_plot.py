@@ -1,4 +1,4 @@
-"""`plot`: the numbers are those of the rows, spikes are kept, and files appear whole or not at all."""
+"""`plot`: the plotted numbers equal the rows, spikes are kept, and files appear whole or not at all."""
 
 from __future__ import annotations
 
